@@ -1,0 +1,46 @@
+# Model to Silicon. `make lab` to learn, `make test` to check; the rest is for
+# those who change the course. Settings, each optional:
+#   PYTHON=python3.12    the Python 3.11 to 3.13 that .venv is made with
+#   TORCH_INDEX=URL      an index of CPU builds of torch (saves gigabytes)
+#   PORT=8888            where JupyterLab listens
+#   ARGS="..."           handed on to the tool behind the target
+
+ANY_PYTHON := $(firstword $(foreach name, \
+	python3 python3.11 python3.12 python3.13 python, \
+	$(shell command -v $(name) 2>/dev/null)) $(PYTHON))
+RUN := .venv/bin/python
+
+export PYTHON TORCH_INDEX PORT
+
+.PHONY: help setup lab test run notebooks figures lint
+
+help:
+	@echo "make lab        install into .venv, open JupyterLab"
+	@echo "make test       install into .venv, run every test"
+	@echo "make run        execute all notebooks, write HTML into site/"
+	@echo "make notebooks  execute all notebooks, store their outputs"
+	@echo "make figures    draw figures/ again"
+	@echo "make lint       ruff"
+
+setup:
+	@test -n "$(ANY_PYTHON)" || { echo "No Python is installed:\
+	 the course needs Python 3.11 to 3.13." >&2; exit 1; }
+	@"$(ANY_PYTHON)" tools/install.py
+
+lab: setup
+	@$(RUN) -m tools.lab $(ARGS)
+
+test: setup
+	@$(RUN) -m tools.test $(ARGS)
+
+run: setup
+	@$(RUN) -m tools.execute run $(ARGS)
+
+notebooks: setup
+	@$(RUN) -m tools.execute store $(ARGS)
+
+figures: setup
+	@$(RUN) -m tools.figures $(ARGS)
+
+lint: setup
+	@$(RUN) -m ruff check $(ARGS)

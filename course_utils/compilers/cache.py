@@ -1,0 +1,60 @@
+"""A folder of compiled ladders, keyed by what went in and by versions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_TOOLS = ("jax", "jaxlib", "jax-cuda13-plugin", "libtpu", "torch", "triton")
+
+
+def folder() -> Path:
+    """$COURSE_CACHE, or course_utils below the user's cache folder."""
+    if "COURSE_CACHE" in os.environ:
+        return Path(os.environ["COURSE_CACHE"])
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "course_utils"
+
+
+def _versions() -> list[str]:
+    """Versions of the tools, and the text of this package's own compilers."""
+    found = []
+    for tool in _TOOLS:
+        try:
+            found.append(f"{tool} {metadata.version(tool)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{tool} none")
+    own = sorted(Path(__file__).parent.glob("*.py"))
+    return found + [path.read_text(encoding="utf-8") for path in own]
+
+
+def cached(key: tuple[Any, ...], make: Callable[[], T],
+           fresh: bool = False) -> T:
+    """What ``make`` returned the last time ``key`` was asked for.
+
+    ``key`` is made of texts, bytes and numbers. ``fresh`` makes it again. A
+    folder that cannot be written is no error: the work is only done again.
+    """
+    digest = hashlib.sha256(repr((key, _versions())).encode()).hexdigest()
+    path = folder() / f"{digest[:32]}.pickle"
+    if not fresh:
+        try:
+            return pickle.loads(path.read_bytes())
+        except Exception:  # absent, half written or of another version
+            pass
+    value = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
+            f.write(pickle.dumps(value))
+        os.replace(f.name, path)  # readers see the whole file or none
+    except OSError:
+        pass
+    return value

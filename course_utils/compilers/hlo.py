@@ -1,0 +1,234 @@
+"""Optimized HLO read back: which kernels there are, what each fuses and moves.
+
+jaxlib's objects for HLO give names and operands but neither shapes nor the
+order of the schedule; the text gives both. Floor 1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from course_utils.compilers.rung import Buffer, Kernel
+
+_BITS = {"pred": 8, "token": 0}
+_SHAPE = re.compile(r"\b(pred|token|bf16|[a-z]+\d+(?:e\d+m\d+\w*)?)"
+                    r"\[([\d,<=]*)\]")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .* \{$")
+_INSTRUCTION = re.compile(r"^  (?:ROOT )?%?([\w.-]+) = (.*)$")
+_OPCODE = re.compile(r"(?<![\w%.-])([a-z][a-z0-9-]*)\(")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|branch_computations|"
+    r"true_computation|false_computation)=\{?((?:%[\w.-]+(?:, )?)+)\}?")
+
+# No work of their own: views, tuples, and inputs.
+_NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element",
+            "after-all", "partition-id", "replica-id", "opt-barrier"}
+# A copy that only starts or ends here: the data counts where it is used.
+_THROUGH = {"copy-start", "copy-done", "bitcast", "get-tuple-element",
+            "opt-barrier"}
+# Inside a fusion these shape or name values; they compute nothing.
+_SILENT = _NOTHING | {"broadcast", "reshape", "fusion", "copy", "slice",
+                      "concatenate", "iota"}
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all",
+                "collective-permute", "collective-broadcast")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of HLO: its result, operands, called computations, and text."""
+
+    name: str
+    opcode: str
+    shape: str
+    operands: tuple[str, ...]
+    called: tuple[str, ...]
+    line: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the result (of a tuple: of all its parts)."""
+        return shape_bytes(self.shape)
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of an HLO shape such as ``bf16[512,2048]{1,0}``, padding apart."""
+    total = 0
+    for dtype, dims in _SHAPE.findall(shape):
+        bits = _BITS.get(dtype)
+        if bits is None:
+            bits = int(re.search(r"\d+", dtype).group())  # f8e4m3fn is 8
+        sizes = [int(re.sub(r"\D", "", d)) for d in dims.split(",") if d]
+        total += prod(sizes) * bits // 8
+    return total
+
+
+def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """Every computation's instructions in order, and the entry's name."""
+    computations: dict[str, list[Instruction]] = {}
+    entry = current = ""
+    for line in text.splitlines():
+        if head := _COMPUTATION.match(line):
+            current = head.group(2)
+            computations[current] = []
+            entry = current if head.group(1) else entry
+        elif current and (found := _INSTRUCTION.match(line)):
+            computations[current].append(_instruction(*found.groups()))
+    return computations, entry
+
+
+def _instruction(name: str, rest: str) -> Instruction:
+    opcode = _OPCODE.search(rest)
+    start = opcode.end()
+    arguments = rest[start:_close(rest, start)]
+    called = [item.strip().lstrip("%") for group in _CALLED.findall(rest)
+              for item in group.split(",")]
+    return Instruction(name, opcode.group(1), rest[:opcode.start()].strip(),
+                       tuple(re.findall(r"%([\w.-]+)", arguments)),
+                       tuple(called), rest)
+
+
+def _close(text: str, start: int) -> int:
+    depth = 1
+    for at in range(start, len(text)):
+        depth += (text[at] == "(") - (text[at] == ")")
+        if depth == 0:
+            return at
+    return len(text)
+
+
+def kernels(text: str, generated: set[str] | None = None
+            ) -> tuple[Kernel, ...]:
+    """The kernels of an optimized HLO module, in the order of its schedule.
+
+    ``text`` is the module with its back-end configurations. ``generated``
+    names the symbols a CPU back end emitted code for: a product that is not
+    among them is a library call. Bodies of loops stand once.
+    """
+    computations, entry = parse(text)
+    return tuple(_walk(entry, computations, generated))
+
+
+_ALLOCATION = re.compile(r"^allocation (\d+): size \d+, (.*):$")
+_VALUE = re.compile(r"^ value: <\d+ (\S+) @\d+> "
+                    r"\(size=(\d+),offset=(\d+)\): (\S+)")
+_LIFE = re.compile(r"^ +(\S+?)(?:\{\})?:(\d+)-(\d+)$", re.M)
+
+
+def buffers(assignment: str, live_range: str) -> tuple[Buffer, ...]:
+    """XLA's buffer assignment joined with its live ranges."""
+    lives = {name: (int(first), int(last))
+             for name, first, last in _LIFE.findall(live_range)}
+    found, allocation, kind = [], 0, ""
+    for line in assignment.splitlines():
+        if head := _ALLOCATION.match(line):
+            allocation, about = int(head.group(1)), head.group(2)
+            kind = ("output" if "live-out" in about else
+                    "parameter" if "parameter" in about else "temp")
+        elif value := _VALUE.match(line):
+            name, size, offset, shape = value.groups()
+            if name in lives:
+                found.append(Buffer(name, shape, int(size), kind, allocation,
+                                    int(offset), *lives[name]))
+    return tuple(sorted(found, key=lambda b: (b.allocation, b.first)))
+
+
+def library_calls(text: str, kernels: tuple[Kernel, ...]) -> str:
+    """The lines of ``text`` that hand work to a library, and to which."""
+    computations, _ = parse(text)
+    lines = {op.name: op.line for ops in computations.values() for op in ops}
+    return "\n".join(f"// {kernel.who}\n{kernel.name} = "
+                     f"{lines[kernel.name]}"
+                     for kernel in kernels if kernel.author == "library")
+
+
+def _walk(name: str, computations: dict[str, list[Instruction]],
+          generated: set[str] | None) -> list[Kernel]:
+    found: list[Kernel] = []
+    values = {i.name: i for i in computations[name]}
+    for op in computations[name]:
+        if op.opcode in ("while", "call", "conditional"):
+            for called in op.called:
+                found += _walk(called, computations, generated)
+        elif op.opcode.endswith("-done") or op.opcode in (
+                _NOTHING | {"copy-start"}):
+            continue
+        else:
+            found.append(_kernel(op, values, computations, generated))
+    return found
+
+
+def _kernel(op: Instruction, values: dict[str, Instruction],
+            computations: dict[str, list[Instruction]],
+            generated: set[str] | None) -> Kernel:
+    author, who = _writer(op, generated)
+    sources = {_source(name, values) for name in op.operands}
+    read = sum(values[name].bytes for name in sources if name in values)
+    # cuBLAS is handed a scratch buffer beside its result: not a result.
+    written = shape_bytes(re.sub(r", s8\[\d+\]\{0\}\)$", "", op.shape))
+    if op.opcode.endswith("-start"):  # its shape holds operands and results
+        written -= read
+    return Kernel(op.name, author, who, _ops(op, computations), read, written)
+
+
+def _source(name: str, values: dict[str, Instruction]) -> str:
+    """The value behind copies and views of it."""
+    while name in values and values[name].opcode in _THROUGH \
+            and values[name].operands \
+            and values[name].opcode != "get-tuple-element":
+        name = values[name].operands[0]
+    return name
+
+
+def _ops(op: Instruction, computations: dict[str, list[Instruction]]
+         ) -> tuple[str, ...]:
+    """Opcodes of what a kernel computes, those of nested fusions among them.
+
+    A fusion that only moves data is a "copy".
+    """
+    if op.opcode == "custom-call":
+        return (_target(op),)
+    if op.opcode != "fusion":
+        return (op.opcode.removesuffix("-start"),)
+    names: list[str] = []
+    todo = list(op.called)
+    while todo:
+        for inner in computations.get(todo.pop(0), []):
+            if inner.opcode == "fusion":
+                todo += inner.called
+            elif inner.opcode not in _SILENT:
+                names.append(inner.opcode)
+    return tuple(names) or ("copy",)
+
+
+def _writer(op: Instruction, generated: set[str] | None) -> tuple[str, str]:
+    """Who wrote this kernel's code: ("compiler" or "library", its name)."""
+    if op.opcode.startswith(_COLLECTIVES):
+        return "compiler", "XLA (collective)"
+    if op.opcode == "custom-call":
+        name = _target(op)
+        if "tpu_custom_call" in name or "mosaic" in name.lower():
+            return "compiler", "Mosaic"
+        return "library", _library(name)
+    if "__ynn_fusion" in op.line:
+        return "library", "YNNPACK"
+    if "__triton" in op.line:
+        return "compiler", "XLA (Triton)"
+    if op.opcode in ("dot", "convolution") and generated is not None:
+        if not any(symbol.startswith(op.name) for symbol in generated):
+            return "library", "Eigen"
+    return "compiler", "XLA"
+
+
+def _target(op: Instruction) -> str:
+    found = re.search(r'custom_call_target="([^"]*)"', op.line)
+    return found.group(1) if found else "custom-call"
+
+
+def _library(target: str) -> str:
+    known = {"cublas": "cuBLAS", "cudnn": "cuDNN", "cusolver": "cuSOLVER",
+             "onednn": "oneDNN", "lapack": "LAPACK", "ducc": "DUCC FFT",
+             "fft": "FFT"}
+    low = target.lower()
+    return next((v for k, v in known.items() if k in low), target)

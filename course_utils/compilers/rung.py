@@ -1,0 +1,124 @@
+"""The objects every compiler of the course gives back. Floor 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from course_utils.compilers import text as _text
+
+FOLDED_BYTES = 64_000  # a page shows this much of a rung, folded
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One representation of a function, as a real tool wrote it.
+
+    ``raw`` is what the tool wrote; ``text`` is the same with the parts that
+    change from run to run folded (cell paths, addresses, ids); ``language``
+    says how to colour it; ``tool`` names tool and version; ``seconds`` is the
+    wall time spent making this rung.
+    """
+
+    name: str
+    raw: str = field(repr=False)
+    language: str
+    tool: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return _text.canonical(self.raw)
+
+    def show(self, wanted: str | None = None, lines: int = 12,
+             width: int = 100) -> Excerpt:
+        """The lines that match the regular expression ``wanted``.
+
+        Without it, the first ``lines`` lines. The whole text is folded below.
+        """
+        return Excerpt(self, wanted, lines, width)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.show()._repr_html_()
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A few lines of a rung, and the rest of it folded below."""
+
+    rung: Rung
+    wanted: str | None
+    lines: int
+    width: int
+
+    def __str__(self) -> str:
+        return _text.excerpt(self.rung.text, self.wanted, self.lines,
+                             self.width)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        rung, whole = self.rung, self.rung.text
+        more = whole[:FOLDED_BYTES]
+        count = len(whole.splitlines())
+        title = f"{rung.name}: all {count:,} lines, by {rung.tool}"
+        if len(more) < len(whole):
+            title += f" (the first {FOLDED_BYTES // 1000} kB here)"
+        return (_text.html(str(self), rung.language)
+                + _text.folded(title, _text.html(more, rung.language)))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The HLO after one pass of a compiler, and whether it differs."""
+
+    name: str
+    pipeline: str
+    text: str = field(repr=False)
+    changed: bool
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A value's place in memory, and when it is needed.
+
+    ``kind`` is "parameter", "output" or "temp"; values with the same
+    ``allocation`` share memory. ``first`` and ``last`` number the steps of
+    the schedule between which the value lives; ``bytes`` is its size.
+    """
+
+    name: str
+    shape: str
+    bytes: int
+    kind: str
+    allocation: int
+    offset: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One unit of device work in a compiled function.
+
+    ``author`` is "compiler" where the code was generated for this function
+    and "library" where a ready-made routine is called; ``who`` names either
+    ("XLA", "Inductor", "oneDNN", "cuBLAS"). ``ops`` are the operations inside,
+    ``bytes_read`` and ``bytes_written`` what it moves if every operand is
+    read once and every result written once; None where no shape is known.
+    ``registers`` and ``spills`` (bytes) are per thread, ``shared_bytes`` per
+    block.
+    """
+
+    name: str
+    author: str
+    who: str
+    ops: tuple[str, ...]
+    bytes_read: int | None
+    bytes_written: int | None
+    registers: int | None = None
+    spills: int | None = None
+    shared_bytes: int | None = None

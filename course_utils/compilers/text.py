@@ -1,0 +1,139 @@
+"""Text of compilers, made steady from run to run and fit to be read.
+
+Floor 1. ``canonical`` folds what differs between two runs of the same
+compile; ``html`` and ``excerpt`` show a text on a page.
+"""
+
+from __future__ import annotations
+
+import html as _html
+import re
+
+# Pygments has no lexer for these; the nearest that colours them well.
+_LEXERS = {"jaxpr": "haskell", "mlir": "llvm", "hlo": "llvm", "asm": "gas",
+           "sass": "gas", "amdgcn": "gas", "llo": "text", "bundles": "text"}
+_ATTRIBUTES = (", metadata=", ", backend_config=", ", frontend_attributes=")
+_TABLE = re.compile(
+    r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*\n?",
+    re.M)
+_STEADY = (
+    # The file of a notebook cell, and any temporary file of ours.
+    (re.compile(r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py"), "<cell>"),
+    (re.compile(r"<ipython-input-[\w-]+>"), "<cell>"),
+    (re.compile(r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/"), "<temporary>/"),
+    # Where debug information says the source lies.
+    (re.compile(r'(\.file\s+\d+) "[^"]*"'), r'\1 "<source>"'),
+    (re.compile(r'!DIFile\([^)]*\)'), "!DIFile(<source>)"),
+    (re.compile(r"^#loc.*\n", re.M), ""),
+    (re.compile(r' loc\((?:#loc\d*|"[^"]*"(?:\([^()]*\))?)\)'), ""),
+    # Addresses of Python objects, and functions named by them.
+    (re.compile(r"\bat 0x[0-9a-f]+"), "at 0x..."),
+    (re.compile(r"(tools?|git)-[0-9a-f]{16,}"), r"\1-..."),
+)
+
+
+def canonical(raw: str) -> str:
+    """``raw`` without what changes from run to run.
+
+    Cell paths become ``<cell>``, addresses ``0x...``; of HLO the metadata,
+    back-end configurations and source tables are dropped.
+    """
+    text = raw
+    if text.startswith("HloModule"):
+        text = _TABLE.sub("", text)
+        for attribute in _ATTRIBUTES:
+            text = _drop(text, attribute)
+        text = re.sub(r"\n{3,}", "\n\n", text)
+    for pattern, replacement in _STEADY:
+        text = pattern.sub(replacement, text)
+    return text.strip("\n") + "\n"
+
+
+def _drop(text: str, attribute: str) -> str:
+    """Remove every ``attribute{...}``, minding nested and quoted braces."""
+    parts, end = [], 0
+    while (start := text.find(attribute + "{", end)) >= 0:
+        parts.append(text[end:start])
+        end = _closing(text, start + len(attribute))
+    return "".join(parts) + text[end:]
+
+
+def _closing(text: str, opening: int) -> int:
+    """Index just after the brace that closes the one at ``opening``."""
+    depth, quoted, at = 0, False, opening
+    while at < len(text):
+        char = text[at]
+        if char == "\\" and quoted:
+            at += 1
+        elif char == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += (char == "{") - (char == "}")
+            if depth == 0:
+                return at + 1
+        at += 1
+    return at
+
+
+def excerpt(text: str, wanted: str | None, lines: int, width: int) -> str:
+    """At most ``lines`` lines of ``text``, each at most ``width`` columns.
+
+    ``wanted`` is a regular expression; with it only the lines it finds are
+    kept, and a long one is cut to the part round what was found. Ellipses
+    mark what was left out.
+    """
+    rows, last, out = text.splitlines(), -1, []
+    for number, row in enumerate(rows):
+        found = re.search(wanted, row) if wanted else None
+        if wanted and not found:
+            continue
+        if lines == 0:
+            break
+        if number > last + 1:
+            out.append("...")
+        out.append(_cut(row, found.start() if found else 0, width))
+        last, lines = number, lines - 1
+    if last + 1 < len(rows):
+        out.append("...")
+    return "\n".join(out) + "\n"
+
+
+def _cut(row: str, at: int, width: int) -> str:
+    """``row`` in ``width`` columns, the column ``at`` among them."""
+    if len(row) <= width:
+        return row
+    start = max(0, min(at - width // 4, len(row) - width))
+    if start == 0:
+        return row[:width - 3] + "..."
+    end = start + width
+    tail = "..." if end < len(row) else ""
+    return "..." + row[start + 3:end - len(tail)] + tail
+
+
+def html(text: str, language: str) -> str:
+    """``text`` as HTML with inline styles, every name escaped."""
+    style = ("background:#f7f7f7;color:#111;border-left:4px solid #0072b2;"
+             "padding:8px 12px;margin:4px 0;font-size:13px;line-height:1.35;"
+             "overflow-x:auto;white-space:pre;text-align:left")
+    try:
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import get_lexer_by_name
+        from pygments.util import ClassNotFound
+    except ImportError:
+        return f'<pre style="{style}">{_html.escape(text)}</pre>'
+    try:
+        lexer = get_lexer_by_name(_LEXERS.get(language, language) or "text")
+    except ClassNotFound:
+        lexer = get_lexer_by_name("text")
+    # Errors of a near-enough lexer must not draw boxes round good code.
+    formatter = HtmlFormatter(noclasses=True, nowrap=True, style="default")
+    body = highlight(text, lexer, formatter)
+    body = re.sub(r"border: 1px solid #[0-9A-Fa-f]{6}", "", body)
+    return f'<pre style="{style}">{body}</pre>'
+
+
+def folded(title: str, body: str) -> str:
+    """HTML of ``body`` folded below ``title``; opens without JavaScript."""
+    return (f"<details><summary>{_html.escape(title)}</summary>"
+            f"{body}</details>")

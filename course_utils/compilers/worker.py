@@ -1,0 +1,170 @@
+"""A process of its own for every compiler that must be isolated.
+
+Some compilers read their flags once, patch the library they belong to, or
+can take the whole process down with them. They run here instead, so that no
+flag of the reader's process is ever changed and a crash is an error message.
+
+One worker of each kind is kept and used again, since importing jax or torch
+is most of the cost of a small compile. It ends with the process that started
+it. Workers are started, never forked: a fork copies the threads' locks of jax
+and torch but not the threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+import cloudpickle
+
+# What must stand in the environment before the compiler is imported.
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TPU_SKIP_MDS_QUERY": "1"}
+# libtpu otherwise lets one process a machine load it, chips or no chips.
+_TPU = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+ENVIRONMENT = {
+    "xla": {**_QUIET, **_TPU, "JAX_PLATFORMS": "cpu"},
+    "torch": {"CUDA_VISIBLE_DEVICES": ""},
+}
+_LENGTH = 8  # bytes of the length that precedes each message
+
+
+class CompilerError(RuntimeError):
+    """A compiler refused the work, ran out of time or died."""
+
+
+class _Worker:
+    def __init__(self, kind: str, environment: dict[str, str]) -> None:
+        self.kind = kind
+        self.log = tempfile.TemporaryFile()
+        package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+        path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+            start_new_session=True,  # a stopped cell must not half-stop it
+            env={**os.environ, **environment,
+                 "PYTHONPATH": os.pathsep.join(path)})
+
+    def call(self, target: str, args: tuple, timeout: float) -> Any:
+        expired = threading.Event()
+        timer = threading.Timer(
+            timeout, lambda: (expired.set(), self.process.kill()))
+        timer.start()
+        try:
+            _send(self.process.stdin, (target, args))
+            ok, value = _receive(self.process.stdout)
+        except (EOFError, BrokenPipeError):
+            self.stop()
+            reason = (f"took longer than {timeout:.0f} s" if expired.is_set()
+                      else f"died (exit code {self.process.returncode})")
+            raise CompilerError(
+                f"The {self.kind} compiler process {reason} in {target}. "
+                f"Its last lines: {self.last_lines()}") from None
+        except BaseException:  # a stopped cell leaves no process behind
+            self.stop()
+            raise
+        finally:
+            timer.cancel()
+        if ok:
+            return value
+        raise value
+
+    def last_lines(self, count: int = 5) -> str:
+        self.log.seek(0)
+        lines = self.log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-count:]) or "none"
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+_workers: dict[tuple, _Worker] = {}
+_lock = threading.Lock()
+
+
+def call(kind: str, target: str, *args: Any, timeout: float = 300,
+         environment: dict[str, str] | None = None) -> Any:
+    """Run ``target`` ("package.module:function") with ``args`` in a worker.
+
+    ``kind`` is "xla" or "torch"; ``environment`` adds variables, and a worker
+    is kept for each distinct environment. Arguments and result travel by
+    cloudpickle. Errors of the function are raised here; a worker that dies or
+    takes longer than ``timeout`` seconds raises ``CompilerError``.
+    """
+    variables = {**ENVIRONMENT[kind], **(environment or {})}
+    key = (kind, os.getpid(), *sorted(variables.items()))
+    with _lock:
+        worker = _workers.get(key)
+        if worker is None or worker.process.poll() is not None:
+            worker = _workers[key] = _Worker(kind, variables)
+        return worker.call(target, args, timeout)
+
+
+@atexit.register
+def stop() -> None:
+    """End every worker this process started."""
+    for key in [key for key in _workers if key[1] == os.getpid()]:
+        _workers.pop(key).stop()
+
+
+def _send(stream: IO[bytes], message: Any) -> None:
+    data = cloudpickle.dumps(message)
+    stream.write(len(data).to_bytes(_LENGTH, "big") + data)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> Any:
+    head = stream.read(_LENGTH)
+    if len(head) < _LENGTH:
+        raise EOFError
+    return cloudpickle.loads(stream.read(int.from_bytes(head, "big")))
+
+
+def _end_with(parent: int) -> None:
+    """Leave when the parent is gone, even in the middle of a compile."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself where it survives pickling, its text elsewhere."""
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+        return error
+    except Exception:
+        return CompilerError(f"{type(error).__name__}: {error}")
+
+
+def _serve() -> None:
+    inbox = sys.stdin.buffer
+    # Compilers print to stdout; keep it for messages and give them stderr.
+    outbox = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    watch: Callable[[int], None] = _end_with
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+    while True:
+        try:
+            target, args = _receive(inbox)
+        except EOFError:
+            return
+        module, _, name = target.partition(":")
+        try:
+            function = getattr(importlib.import_module(module), name)
+            reply = (True, function(*args))
+        except Exception as error:
+            reply = (False, _portable(error))
+        _send(outbox, reply)
+
+
+if __name__ == "__main__":
+    _serve()

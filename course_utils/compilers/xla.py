@@ -1,0 +1,371 @@
+"""XLA: a JAX function to every representation, for chips present or absent.
+
+Tracing happens in the reader's process, compiling in a worker, to which the
+function travels as StableHLO. The private parts of jax and jaxlib that this
+needs (tested with 0.10.2) are used here and nowhere else. Floor 1.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from course_utils import chips, host
+from course_utils.compilers import cache, hlo, text, triton, worker
+from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung
+from course_utils.host import Missing
+
+TPU_TOPOLOGIES = {  # names that libtpu accepts; the smallest of each
+    "tpu-v4": "v4:2x2x1", "tpu-v5e": "v5e:2x2", "tpu-v5p": "v5p:2x2x1",
+    "tpu-v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+GPUS = ("t4", "a100", "h100", "b200")
+TARGETS = ("cpu", *GPUS, *TPU_TOPOLOGIES)
+
+# What XLA emits follows the host's vector width; AVX2 is the same everywhere.
+_CPU_FLAGS = "--xla_cpu_max_isa=AVX2"
+_LLO_PASSES = "(original|final_bundles)"  # of about 70 that libtpu can dump
+_SCHEDULED = "is_scheduled=true"
+_PASS_FILE = re.compile(r"\.(\d{4})\.(.+?)\.after_(.+?)(?:\.before_(.+))?$")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one compile gave: text, passes, code, kernels and memory.
+
+    ``memory`` maps "argument", "output", "alias", "temp" to bytes. ``cost``
+    is XLA's own cost analysis, empty where the back end has none.
+    """
+
+    rungs: tuple[Rung, ...]
+    passes: tuple[Pass, ...] = field(repr=False)
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...] = field(repr=False)
+    memory: dict[str, int]
+    cost: dict[str, float] = field(repr=False)
+
+
+def compile(fn: Callable, args: tuple, target: str,
+            donate: tuple[int, ...] = (), fresh: bool = False) -> Compiled:
+    """Every rung of the JAX function ``fn`` for ``target``.
+
+    ``args`` are arrays or ``jax.ShapeDtypeStruct``; a sharding over an
+    ``AbstractMesh`` in them compiles for that many chips. ``donate`` numbers
+    the arguments whose buffers the result may take over.
+    """
+    _need(target)
+    front, module = _lower(fn, args, target, donate)
+    done = cache.cached(
+        ("xla", target, text.canonical(module)),
+        lambda: worker.call(
+            "xla", f"{__name__}:_compile", module, target,
+            environment=_environment(target)), fresh)
+    return Compiled(front + done.rungs, done.passes, done.kernels,
+                    done.buffers, done.memory, done.cost)
+
+
+def works(target: str) -> str:
+    """"" where this machine compiles for ``target``, else why not."""
+    try:
+        _need(target)
+    except Missing as missing:
+        return str(missing)
+    return ""
+
+
+def _need(target: str) -> None:
+    if host.version("jax") is None:
+        raise Missing("jax", "it compiles JAX functions",
+                      "Run: pip install jax")
+    if target in TPU_TOPOLOGIES and host.version("libtpu") is None:
+        raise Missing("libtpu", f"it holds the compiler for {target}",
+                      "Run: pip install libtpu (Linux x86-64 only)")
+    if target in GPUS and not any(
+            host.version(f"jax-cuda{n}-plugin") for n in (12, 13)):
+        raise Missing("The CUDA plugin of jax",
+                      f"it holds XLA's compiler for {target}",
+                      "Run: pip install jax-cuda13-plugin (Linux only)")
+
+
+def _environment(target: str) -> dict[str, str]:
+    if target not in TPU_TOPOLOGIES:
+        return {"XLA_FLAGS": _CPU_FLAGS}
+    # libtpu reads these once, at its first use; the worker empties the
+    # folder before every compile.
+    folder = Path(tempfile.gettempdir()) / f"course-llo-{os.getpid()}"
+    return {"XLA_FLAGS": "", "COURSE_LLO": str(folder),
+            "LIBTPU_INIT_ARGS": " ".join((
+                f"--xla_jf_dump_to={folder}", "--xla_jf_dump_llo_text=true",
+                "--xla_jf_dump_hlo_text=false",
+                f"--xla_jf_dump_llo_pass_label_regex={_LLO_PASSES}"))}
+
+
+# In the reader's process: from Python to StableHLO.
+
+def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
+           ) -> tuple[tuple[Rung, ...], str]:
+    import jax
+
+    platform = "cpu" if target == "cpu" else (
+        "cuda" if target in GPUS else "tpu")
+    tool, clock = f"jax {jax.__version__}", time.perf_counter
+    rungs = list(source(fn))
+    start = clock()
+    traced = jax.jit(fn, donate_argnums=donate).trace(*args)
+    rungs.append(Rung("jaxpr", str(traced.jaxpr), "jaxpr", tool,
+                      clock() - start))
+    start = clock()
+    lowered = traced.lower(lowering_platforms=(platform,))
+    module = lowered.as_text(debug_info=True)
+    rungs.append(Rung("stablehlo", lowered.as_text(), "mlir", tool,
+                      clock() - start))
+    start = clock()
+    rungs.append(Rung("hlo", lowered.as_text(dialect="hlo"), "hlo", tool,
+                      clock() - start))
+    return tuple(rungs), module
+
+
+def source(fn: Callable) -> tuple[Rung, ...]:
+    """The Python rung, or none where the function has no source."""
+    import sys
+
+    try:
+        code = inspect.getsource(inspect.unwrap(fn))
+    except (OSError, TypeError):
+        return ()
+    version = ".".join(map(str, sys.version_info[:3]))
+    return (Rung("python", code, "python", f"Python {version}", 0.0),)
+
+
+# In the worker: from StableHLO to machine code.
+
+def _compile(module: str, target: str) -> Compiled:
+    """Compile StableHLO text. Runs in the worker; called by ``compile``."""
+    folder = Path(tempfile.mkdtemp(prefix="course-xla-"))
+    llo = Path(os.environ.get("COURSE_LLO", folder / "llo"))
+    shutil.rmtree(llo, ignore_errors=True)
+    llo.mkdir()
+    try:
+        start = time.perf_counter()
+        executable = _run_xla(module, _devices(target), folder)
+        return _collect(executable, target, folder, llo,
+                        time.perf_counter() - start)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(llo, ignore_errors=True)
+
+
+def _devices(target: str) -> list:
+    import jax
+    from jax.experimental import topologies
+
+    if target == "cpu":
+        return jax.devices("cpu")
+    if target in GPUS:
+        return topologies.get_topology_desc(
+            platform="cuda", topology_name="", topology="1x1x1",
+            target_config=_gpu_target_config(target)).devices
+    return topologies.get_topology_desc(
+        platform="tpu", topology_name=TPU_TOPOLOGIES[target]).devices
+
+
+def _run_xla(module: str, devices: list, folder: Path) -> Any:
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+    from jaxlib import _jax
+
+    partitions = int(re.search(r"mhlo.num_partitions = (\d+)",
+                               module).group(1))
+    if partitions > len(devices):
+        raise ValueError(
+            f"the arguments are sharded over {partitions} devices, and this "
+            f"topology has {len(devices)}: use a smaller mesh.")
+    chosen = tuple(devices[:partitions])
+    options = compiler.get_compile_options(
+        num_replicas=1, num_partitions=partitions,
+        device_assignment=[[device.id for device in chosen]],
+        backend=None,
+        env_options_overrides={"xla_dump_to": str(folder),
+                               "xla_dump_hlo_pass_re": ".*",
+                               "xla_dump_disable_metadata": True})
+    with mlir.make_ir_context():
+        return compiler.backend_compile_and_load(
+            chosen[0].client, ir.Module.parse(module),
+            _jax.DeviceList(chosen), options, [])
+
+
+def _gpu_target_config(target: str) -> str:
+    """XLA's GpuTargetConfig of a chip, from the chip table."""
+    chip = chips.get(target)
+    major, minor = str(chip.cc).split(".")
+    fields = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 48 * 1024,  # what CUDA gives unasked
+        "shared_memory_per_block_optin": chip.smem_per_block_bytes,
+        "shared_memory_per_core": chip.smem_per_sm_bytes,
+        "threads_per_core_limit": chip.max_threads_per_sm,
+        "core_count": chip.sm_count,
+        "fpus_per_core": chip.fp32_lanes_per_sm,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 65535,
+        "block_dim_limit_z": 65535,
+        "memory_bandwidth": int(chip.hbm_bandwidth),
+        "l2_cache_size": chip.l2_bytes,
+        "clock_rate_ghz": chip.clock_hz / 1e9,
+        "device_memory_size": chip.hbm_bytes,
+        "registers_per_core_limit": chip.registers_per_sm,
+        "registers_per_block_limit": 65536}
+    body = "\n".join(f"  {name}: {value}" for name, value in fields.items())
+    return (f"gpu_device_info {{\n{body}\n  cuda_compute_capability "
+            f"{{ major: {major} minor: {minor} }}\n}}\n"
+            'platform_name: "CUDA"\n'
+            "dnn_version_info { major: 9 minor: 10 patch: 0 }\n"
+            f'device_description_str: "{target}"\n')
+
+
+def _collect(executable: Any, target: str, folder: Path, llo: Path,
+             seconds: float) -> Compiled:
+    optimized = executable.hlo_modules()[0].to_string()
+    tool = _tool(target)
+    rungs = [Rung("hlo-optimized", optimized, "hlo", tool, seconds)]
+    if target == "cpu":
+        rungs += _cpu_code(folder)
+        kernels = hlo.kernels(optimized, _symbols(folder))
+    elif target in GPUS:
+        code, assembled = _gpu_code(folder, target)
+        rungs += code
+        kernels = tuple(_with_resources(kernel, assembled)
+                        for kernel in hlo.kernels(optimized))
+    else:
+        rungs += _tpu_code(llo, tool)
+        kernels = hlo.kernels(optimized)
+    if calls := hlo.library_calls(optimized, kernels):
+        rungs.append(Rung("library", calls, "hlo", tool, 0.0))
+    stats = executable.get_compiled_memory_stats()
+    return Compiled(
+        tuple(rungs), _passes(folder), kernels,
+        hlo.buffers(_first(folder, "*buffer-assignment.txt"),
+                    _first(folder, "*live-range.txt")),
+        {name: getattr(stats, f"{name}_size_in_bytes")
+         for name in ("argument", "output", "alias", "temp")},
+        _cost(executable))
+
+
+def _tool(target: str) -> str:
+    if target in TPU_TOPOLOGIES:
+        return f"XLA:TPU of libtpu {host.version('libtpu')}"
+    return f"XLA of jaxlib {host.version('jaxlib')}"
+
+
+def _cost(executable: Any) -> dict[str, float]:
+    try:
+        return dict(executable.cost_analysis())
+    except Exception:  # deviceless XLA:GPU has none
+        return {}
+
+
+def _first(folder: Path, pattern: str) -> str:
+    files = sorted(folder.glob(pattern))
+    return files[0].read_text() if files else ""
+
+
+def _passes(folder: Path) -> tuple[Pass, ...]:
+    """Every pass that XLA dumped, in order, marked where it changed HLO."""
+    found = {}
+    for file in folder.glob("*.txt"):
+        if match := _PASS_FILE.search(file.stem):
+            found[int(match.group(1))] = (*match.groups()[1:3], file)
+    passes, before = [], ""
+    for number in sorted(found):
+        pipeline, name, file = found[number]
+        after = text.canonical(file.read_text())
+        if _SCHEDULED in after and before and _SCHEDULED not in before:
+            name = "scheduling"  # it happens between two pipelines
+        passes.append(Pass(name, pipeline, after,
+                           bool(before) and after != before))
+        before = after
+    return tuple(passes)
+
+
+def _symbols(folder: Path) -> set[str]:
+    """Names of the functions XLA:CPU emitted code for."""
+    llvm = "".join(f.read_text() for f in folder.glob("*ir-with-opt.ll"))
+    return set(re.findall(r'^define .*@"?([\w.-]+)"?\(', llvm, re.M))
+
+
+def _cpu_code(folder: Path) -> list[Rung]:
+    llvm = [file.read_text()
+            for file in sorted(folder.glob("*ir-with-opt.ll"))]
+    rungs = [Rung("llvm-ir", "\n".join(llvm), "llvm", _tool("cpu"), 0.0)]
+    objdump = host.tool("objdump")
+    objects = sorted(folder.glob("*.o"))
+    if objdump is None or not objects:
+        return rungs
+    start, listings = time.perf_counter(), []
+    for file in objects:
+        listing = subprocess.run(
+            [objdump, "-d", "--no-show-raw-insn", str(file)],
+            capture_output=True, text=True, check=True).stdout
+        listings.append(listing[listing.find("\n0"):].strip("\n") + "\n")
+    rungs.append(Rung("assembly", "\n".join(listings), "asm", "objdump",
+                      time.perf_counter() - start))
+    return rungs
+
+
+def _gpu_code(folder: Path, target: str
+              ) -> tuple[list[Rung], dict[str, triton.Assembled]]:
+    """LLVM IR, PTX and SASS, and each kernel's assembly by its name."""
+    tool, assembled = _tool(target), {}
+    ptx = [code for file in sorted(folder.glob("*.ptx"))
+           if (code := file.read_text())]
+    if not ptx:  # every kernel is a library's
+        return [], {}
+    llvm = [f.read_text() for f in sorted(folder.glob("*ir-with-opt.ll"))]
+    rungs = [Rung("llvm-ir", "\n".join(llvm), "llvm", tool, 0.0),
+             Rung("ptx", "\n".join(ptx), "ptx", tool, 0.0)]
+    start = time.perf_counter()
+    try:
+        for code in ptx:
+            name = re.search(r"\.entry (\w+)", code).group(1)
+            arch = re.search(r"^\.target (\w+)", code, re.M).group(1)
+            assembled[name] = triton.assemble(code, arch)
+    except Missing:  # no ptxas: PTX is the last rung
+        return rungs, {}
+    done = list(assembled.values())
+    rungs.append(Rung("sass", "\n".join(code.sass for code in done), "sass",
+                      done[0].tool, time.perf_counter() - start))
+    return rungs, assembled
+
+
+def _with_resources(kernel: Kernel, assembled: dict[str, triton.Assembled]
+                    ) -> Kernel:
+    code = assembled.get(re.sub(r"[.-]", "_", kernel.name))
+    if code is None:
+        return kernel
+    return replace(kernel, registers=code.registers, spills=code.spills,
+                   shared_bytes=code.shared_bytes)
+
+
+def _tpu_code(folder: Path, tool: str) -> list[Rung]:
+    """LLO and final bundles of every fusion, the largest program first."""
+    rungs = []
+    for name, label in (("llo", "original"), ("bundles", "final_bundles")):
+        files = [file for file in folder.glob(f"*-{label}.txt")
+                 if "schedule-analysis" not in file.name]
+        files.sort(key=lambda file: -file.stat().st_size)
+        # libtpu's file names begin with a clock: keep the program's name.
+        parts = [f"// {re.sub(r'^[0-9]+-|-[0-9]+-' + label, '', file.stem)}"
+                 f"\n{file.read_text()}" for file in files]
+        if parts:
+            rungs.append(Rung(name, "\n".join(parts), name, tool, 0.0))
+    return rungs

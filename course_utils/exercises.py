@@ -1,0 +1,236 @@
+"""Check an answer, hint, solution, progress. Floor 5.
+
+An answer that is still ``None`` or ``...`` is quiet, so that Run All is
+green. Progress stays on this machine, in a small JSON file in the folder
+COURSE_PROGRESS or the user's data folder, or in memory if neither can be
+written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import html
+import inspect
+import json
+import math
+import numbers
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from course_utils.exercises_data import EXERCISES, Exercise
+from course_utils.host import Missing
+
+_COLORS = {"Correct": "#009E73", "Not yet": "#D55E00"}
+_memory: dict[str, dict[str, Any]] = {}
+_shown: dict[str, int] = {}  # hints shown in this kernel
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the course says to an answer; its text begins with ``word``.
+
+    ``word`` is "Correct", "Not yet", "Not answered yet" or "Not checked" (a
+    library is missing); for the other calls "Hint 1 of 2", "Solution" or
+    "Not computed". ``code`` is the Python that computed a solution.
+    """
+
+    word: str
+    text: str
+    code: str = ""
+
+    @property
+    def correct(self) -> bool:
+        return self.word == "Correct"
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, [f"{self.word}: {self.text}",
+                                       self.code]))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        code = self.code and (
+            "<details><summary>computed by</summary><pre>"
+            f"{html.escape(self.code)}</pre></details>")
+        return ('<div style="background:#fff;color:#000;padding:.4em 1em;'
+                f"border-left:6px solid {_COLORS.get(self.word, '#666')}\">"
+                f"<b>{self.word}</b>: {html.escape(self.text)}{code}</div>")
+
+
+def check(number: str, answer: Any = None) -> Verdict:
+    """Compare ``answer`` with the computed solution of exercise ``number``."""
+    exercise = _find(number)
+    if _blank(answer):
+        return Verdict("Not answered yet", f"{number} {exercise.question}")
+    try:
+        right = exercise.solve()
+    except (Missing, ImportError) as lack:
+        return Verdict("Not checked", str(lack))
+    fault = _fault(exercise, answer, right)
+    _record(number, "wrong" if fault else "right")
+    return (Verdict("Not yet", fault) if fault
+            else Verdict("Correct", exercise.why))
+
+
+def hint(number: str) -> Verdict:
+    """The next hint of exercise ``number``; the last one stays."""
+    exercise = _find(number)
+    at = _shown[number] = min(_shown.get(number, 0) + 1, len(exercise.hints))
+    _record(number, "hint")
+    return Verdict(f"Hint {at} of {len(exercise.hints)}",
+                   exercise.hints[at - 1])
+
+
+def solution(number: str) -> Verdict:
+    """The answer of exercise ``number``, why, and the code computing it."""
+    exercise = _find(number)
+    try:
+        right = exercise.solve()
+    except (Missing, ImportError) as lack:
+        return Verdict("Not computed", str(lack))
+    _record(number, "solution")
+    return Verdict("Solution", f"{right}. {exercise.why}",
+                   inspect.getsource(inspect.unwrap(exercise.solve)))
+
+
+def _find(number: str) -> Exercise:
+    if number in EXERCISES:
+        return EXERCISES[number]
+    near = difflib.get_close_matches(str(number), EXERCISES, 3, 0)
+    raise KeyError(f"there is no exercise {number!r}; the nearest are "
+                   f"{', '.join(near)}.")
+
+
+def _blank(answer: Any) -> bool:
+    """Nothing written yet, or a part still to be filled in."""
+    if isinstance(answer, dict):
+        answer = tuple(answer.values())
+    if isinstance(answer, tuple | list | set):
+        return any(map(_blank, answer))
+    return answer is None or answer is ... or (
+        isinstance(answer, str) and not answer.strip())
+
+
+def _fault(exercise: Exercise, answer: Any, right: Any) -> str:
+    """What is wrong with ``answer``, as a sentence; "" if nothing is."""
+    if exercise.judge:
+        try:
+            return exercise.judge(answer, right)
+        except Exception as error:  # from the reader's own function
+            return f"that raised {type(error).__name__}: {error}"
+    fault = _differ(answer, right, exercise.rel_tol)
+    for mistake, teach in exercise.wrong if fault else ():
+        # A mistake is usually handed in rounded.
+        if not _differ(answer, mistake(right), exercise.rel_tol or 1e-3):
+            return teach
+    return fault
+
+
+def _differ(answer: Any, right: Any, rel_tol: float) -> str:
+    if hasattr(answer, "tolist"):  # an array's or a tensor's number
+        answer = answer.tolist()
+    if isinstance(right, str):
+        same = isinstance(answer, str) and _fold(answer) == _fold(right)
+        return "" if same else f"{answer!r} is not it (a text is asked for)."
+    if isinstance(right, set | frozenset):
+        return _differ_set(answer, right)
+    if isinstance(right, tuple | list):
+        right = dict(enumerate(right, 1))
+        if isinstance(answer, tuple | list):
+            answer = dict(enumerate(answer, 1))
+    if isinstance(right, dict):
+        if not isinstance(answer, dict) or answer.keys() != right.keys():
+            return f"this asks for {len(right)} values: {[*right]}."
+        faults = ((key, _differ(answer[key], value, rel_tol))
+                  for key, value in right.items())
+        return next((f"value {key}: {fault}" for key, fault in faults
+                     if fault), "")
+    if isinstance(right, bool) or isinstance(answer, bool):
+        return "" if answer is right else f"{answer} is not it."
+    if not isinstance(answer, numbers.Real):
+        return f"this asks for a number; {answer!r} is none."
+    if math.isclose(answer, right, rel_tol=rel_tol):
+        return ""
+    return f"{answer} is too {'low' if answer < right else 'high'}."
+
+
+def _differ_set(answer: Any, right: set[str] | frozenset[str]) -> str:
+    if not isinstance(answer, set | frozenset | list | tuple):
+        return f"this asks for a set; {answer!r} is none."
+    given, wanted = set(map(_fold, answer)), set(map(_fold, right))
+    if extra := given - wanted:
+        return f"{', '.join(sorted(extra))} does not belong."
+    missing = len(wanted - given)
+    return f"right so far, {missing} missing." if missing else ""
+
+
+def _fold(text: Any) -> str:
+    return " ".join(str(text).casefold().split())
+
+
+def _file() -> Path:
+    if folder := os.environ.get("COURSE_PROGRESS"):
+        return Path(folder) / "progress.json"
+    home = {"win32": "AppData/Local", "darwin": "Library/Application Support"}
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / home.get(
+        sys.platform, ".local/share")
+    return Path(data) / "model-to-silicon" / "progress.json"
+
+
+def _book() -> dict[str, dict[str, Any]]:
+    try:
+        stored = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError):  # unreadable, or no home
+        stored = {}
+    return {**_memory, **stored} if isinstance(stored, dict) else _memory
+
+
+def _record(number: str, event: str) -> None:
+    """Note an event; once solved, the way it was solved stands."""
+    book = _book()
+    entry = book.setdefault(number, {"before": [], "solved": False})
+    if entry["solved"]:
+        return
+    if event == "right":
+        entry["solved"] = True
+    else:
+        entry["before"].append(event)
+    _memory.update(book)
+    try:
+        path = _file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        part.write_text(json.dumps(book, indent=1), encoding="utf-8")
+        part.replace(path)  # whole or not at all
+    except (OSError, RuntimeError):
+        pass  # memory has it
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Rows of notebook, solved, of how many, at first try, still open."""
+
+    rows: tuple[tuple[str, int, int, int, str], ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{a:<10}{b:<8}{c:<14}{d}" for a, b, c, d in [
+            ("notebook", "solved", "at first try", "open"),
+            *((notebook, f"{done} of {of}", first, left or "none")
+              for notebook, done, of, first, left in self.rows)])
+
+    __repr__ = __str__
+
+
+def progress() -> Progress:
+    """What is solved, notebook by notebook."""
+    book, rows = _book(), []
+    for notebook in dict.fromkeys(n.split(".")[0] for n in EXERCISES):
+        mine = [n for n in EXERCISES if n.split(".")[0] == notebook]
+        done = [n for n in mine if book.get(n, {}).get("solved")]
+        first = sum(not book[n]["before"] for n in done)
+        left = " ".join(n for n in mine if n not in done)
+        rows.append((notebook, len(done), len(mine), first, left))
+    return Progress(tuple(rows))

@@ -1,0 +1,160 @@
+"""Sliders in front of a pure ``draw(**params) -> Figure``. Floor 5.
+
+A static panel of chosen settings comes first, an ordinary picture that
+teaches without a kernel; live controls follow where ipywidgets is installed
+and COURSE_STATIC is not 1. A control is a bool (checkbox), a list of choices,
+a range or (min, max[, step]) (sliders); it starts at draw's own default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import html
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from course_utils import plot
+
+if TYPE_CHECKING:
+    from ipywidgets import VBox
+    from matplotlib.figure import Figure
+
+Draw = Callable[..., Any]  # gives a Figure, or a Figure and its read-out
+_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def values(name: str, spec: Any) -> list[Any]:
+    """Every value the control ``name`` can take; ValueError if none."""
+    if isinstance(spec, bool):
+        return [False, True]
+    if isinstance(spec, tuple) and len(spec) in (2, 3):
+        low, high, step = (*spec, 1)[:3]
+        if 0 < step <= high - low:
+            count = int((high - low) / step + 1e-9) + 1
+            return [round(low + i * step, 10) for i in range(count)]
+    elif isinstance(spec, list | range) and len(spec) > 1:
+        return list(spec)
+    raise ValueError(f"control {name} is {spec!r}; give a bool, or two "
+                     "values or more as a list, range or (min, max[, step]).")
+
+
+def _start(draw: Draw, controls: Mapping[str, Any]) -> dict[str, Any]:
+    """Where each control begins; ValueError for a name draw lacks."""
+    known, start = inspect.signature(draw).parameters, {}
+    if not controls:
+        raise ValueError(f"no controls given; draw takes {[*known]}.")
+    for name, spec in controls.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 3, 0)
+            raise ValueError(f"control {name} is no parameter of draw; the "
+                             f"nearest are {near}.")
+        grid, own = values(name, spec), known[name].default
+        start[name] = own if own in grid else grid[0]
+    return start
+
+
+def _ends(draw: Draw, controls: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Four settings: along one control, or both ends of the first two."""
+    start = _start(draw, controls)
+    grids = {k: values(k, spec) for k, spec in [*controls.items()][:2]}
+    if len(grids) == 1:
+        [(name, grid)] = grids.items()
+        picks = {round(i * (len(grid) - 1) / 3): 0 for i in range(4)}
+        grids = {name: [grid[i] for i in picks]}
+    else:
+        grids = {name: [grid[0], grid[-1]] for name, grid in grids.items()}
+    return [{**start, **dict(zip(grids, pair, strict=True))}
+            for pair in itertools.product(*grids.values())]
+
+
+def _run(draw: Draw, params: Mapping[str, Any]) -> tuple[Figure, str, str]:
+    """The figure, its setting in words, and its read-out."""
+    drawn = draw(**params)
+    figure, text = drawn if isinstance(drawn, tuple) else (
+        drawn, getattr(drawn, "summary", ""))
+    return figure, ", ".join(f"{k} = {v}" for k, v in params.items()), text
+
+
+@plot.themed
+def panel(draw: Draw, settings: Sequence[Mapping[str, Any]]) -> Figure:
+    """``draw`` at each setting, two 960 x 540 tiles a row, as one Figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    w, h, strip, down = 960, 540, 48, -(-len(settings) // 2)
+    wide, high = w * min(2, len(settings)), down * (h + strip)
+    runs = [_run(draw, params) for params in settings]
+    page = plot.new("\n".join(f"{at}: {text}" for _, at, text in runs),
+                    (wide / plot.DPI, high / plot.DPI))
+    for i, (figure, at, _) in enumerate(runs):
+        figure.set_dpi(w / figure.get_figwidth())
+        (tile := FigureCanvasAgg(figure)).draw()
+        x, y = i % 2 * w, high - i // 2 * (h + strip) - strip
+        page.figimage(tile.buffer_rgba(), x, y - h, origin="upper")
+        page.text((x + 24) / wide, (y + 12) / high, at, weight="bold")
+    return page
+
+
+def _control(name: str, spec: Any, value: Any) -> Any:
+    import ipywidgets as widgets
+
+    same, grid = {"value": value, "description": name}, values(name, spec)
+    if isinstance(spec, bool):
+        return widgets.Checkbox(**same)
+    if any(isinstance(choice, str) for choice in grid):
+        return widgets.Dropdown(options=grid, **same)
+    if isinstance(spec, list):
+        return widgets.SelectionSlider(options=grid, continuous_update=False,
+                                       **same)
+    whole = all(isinstance(v, int) for v in grid)
+    return (widgets.IntSlider if whole else widgets.FloatSlider)(
+        min=grid[0], max=grid[-1], step=grid[1] - grid[0],
+        continuous_update=False, **same)
+
+
+def live(draw: Draw, **controls: Any) -> VBox:
+    """Controls above a read-out and a picture, redrawn on each change."""
+    import ipywidgets as widgets
+
+    # A fixed size keeps the page from jumping while a picture is replaced.
+    picture = widgets.Image(layout={"width": "960px", "height": "540px"})
+    said, boxes = widgets.HTML(), {}
+
+    def redraw(_: Any = None) -> None:
+        params = {name: box.value for name, box in boxes.items()}
+        try:
+            figure, at, text = _run(draw, params)
+            picture.value = plot.png(figure)
+        except Exception as error:  # the last good picture stays
+            at, text = "Not drawn", f"{params} gives: {error}"
+        said.value = html.escape(f"{at}: {text}")
+
+    for name, value in _start(draw, controls).items():
+        boxes[name] = _control(name, controls[name], value)
+        boxes[name].observe(redraw, "value")
+    redraw()
+    return widgets.VBox([*boxes.values(), said, picture])
+
+
+def show(draw: Draw, *, settings: Sequence[Mapping[str, Any]] | None = None,
+         **controls: Any) -> None:
+    """Display the static panel with its read-outs, then live controls."""
+    from IPython.display import display
+
+    settings = settings or _ends(draw, controls)
+    page = panel(draw, settings)
+    display(page)
+    print(page.summary)
+    try:
+        if os.environ.get("COURSE_STATIC") == "1":
+            return
+        box = live(draw, **controls)
+    except ImportError:  # no ipywidgets: the panel has to do
+        return
+    # The plain text is what a page without a kernel shows.
+    display({_VIEW: {"version_major": 2, "version_minor": 0,
+                     "model_id": box.model_id},
+             "text/plain": f"Live in Jupyter: {', '.join(controls)}"},
+            raw=True)

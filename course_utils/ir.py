@@ -1,0 +1,324 @@
+"""The ladder: every representation of one function for a chosen target.
+
+``ladder`` climbs from Python to machine code with the real compiler of each
+rung; ``compare_backends`` asks every back end for its kernels; ``passes``
+lists what XLA changed on the way. Floor 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from course_utils.compilers import torch, triton, xla
+from course_utils.compilers import text as _text
+from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung
+from course_utils.host import Missing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TARGETS = {"JAX": xla.TARGETS, "torch": torch.TARGETS,
+            "Triton": tuple(triton.TARGETS)}
+_WORKS = {"JAX": xla.works, "torch": torch.works,
+          "Triton": triton.works}
+_MACHINE_CODE = ("assembly", "sass", "amdgcn", "bundles")
+_ENDINGS = {"python": "py", "mlir": "mlir", "hlo": "hlo", "llvm": "ll",
+            "asm": "s", "ptx": "ptx", "sass": "sass", "cpp": "cpp"}
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Every rung of one function for one target, top to bottom.
+
+    Iterating gives the rungs; ``ladder["stablehlo"]`` one of them.
+    ``kernels`` are in the order of the schedule. ``memory`` maps "argument",
+    "output", "alias" and "temp" to bytes, and ``buffers`` says what lives
+    where and when, where the compiler tells (XLA does).
+    """
+
+    function: str
+    front_end: str
+    target: str
+    rungs: tuple[Rung, ...] = field(repr=False)
+    kernels: tuple[Kernel, ...] = ()
+    memory: dict[str, int] = field(default_factory=dict)
+    buffers: tuple[Buffer, ...] = field(default=(), repr=False)
+    cost: dict[str, float] = field(default_factory=dict, repr=False)
+
+    def __iter__(self) -> Iterator[Rung]:
+        return iter(self.rungs)
+
+    def __len__(self) -> int:
+        return len(self.rungs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(rung.name for rung in self.rungs)
+
+    def __getitem__(self, name: str) -> Rung:
+        for rung in self.rungs:
+            if rung.name == name:
+                return rung
+        raise KeyError(
+            f"{self.function} on {self.target} has no rung {name!r}; it has "
+            f"{', '.join(self.names)}.{_nearest(name, self.names)}")
+
+    @property
+    def machine_code(self) -> str:
+        """Text of the last rung a chip could run; "" if libraries do all."""
+        return next((rung.text for rung in reversed(self.rungs)
+                     if rung.name in _MACHINE_CODE), "")
+
+    def diff(self, a: str, b: str) -> Rung:
+        """Lines that differ between rungs ``a`` and ``b``, ids hidden."""
+        before, after = (_without_ids(self[name].text).splitlines()
+                         for name in (a, b))
+        lines = difflib.unified_diff(before, after, a, b, lineterm="", n=1)
+        return Rung(f"{a} -> {b}", "\n".join(lines), "diff", "difflib", 0.0)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write every rung's ``raw`` text into ``folder``, and return it."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, rung in enumerate(self.rungs):
+            ending = _ENDINGS.get(rung.language, "txt")
+            name = f"{number:02d}-{rung.name}.{ending}"
+            (folder / name).write_text(rung.raw, encoding="utf-8")
+        return folder
+
+    def table(self) -> pd.DataFrame:
+        """One row a rung: its tool, lines and characters."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [(r.name, r.tool, len(r.text.splitlines()), len(r.text))
+             for r in self.rungs],
+            columns=["rung", "tool", "lines", "characters"]
+        ).set_index("rung")
+
+    def __str__(self) -> str:
+        rows = [f"{r.name:14} {len(r.text.splitlines()):7,} lines  {r.tool}"
+                for r in self.rungs]
+        return "\n".join([f"{self.function} on {self.target}", *rows])
+
+    def _repr_html_(self) -> str:
+        head = f"{self.function} on {self.target}, {self.front_end}"
+        parts = [_text.folded(
+            f"{r.name}: {len(r.text.splitlines()):,} lines, by {r.tool}",
+            _text.html(r.text[:8000], r.language)) for r in self.rungs]
+        return _text.html(head, "text") + "".join(parts)
+
+
+def ladder(fn: Callable, *args: Any, target: str = "cpu",
+           wrt: str | int | tuple[int, ...] | None = None,
+           donate: tuple[int, ...] = (), fresh: bool = False,
+           **meta: Any) -> Ladder:
+    """Every representation of ``fn`` on the way to ``target``.
+
+    ``fn`` is a JAX function (``args`` arrays or ``jax.ShapeDtypeStruct``), a
+    torch function or module (real or meta tensors), or a Triton kernel
+    (``meta`` holds its constexprs, ``num_warps`` and ``num_stages``). ``wrt``
+    (JAX) takes the gradient along: "all" or argument numbers, with a
+    cotangent of ones. ``donate`` (JAX) numbers the arguments whose buffers
+    the result may take over. ``fresh`` compiles again what the cache has.
+
+    Raises ``ValueError`` for an unknown target or arguments that do not fit,
+    and ``Missing`` where this machine lacks the compiler.
+    """
+    front = _front_end(fn, args)
+    _known(front, target)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if front == "Triton":
+        rungs, kernel = triton.ladder(fn, args, target, meta, fresh)
+        return Ladder(name, front, target, rungs, (kernel,))
+    if meta:
+        raise TypeError(f"ladder() got {', '.join(meta)}: keyword arguments "
+                        "beyond its own are for Triton kernels; bind those "
+                        f"of {name} with functools.partial.")
+    if front == "torch":
+        if wrt is not None or donate:
+            raise ValueError("wrt and donate are for JAX functions; call "
+                             "torch.autograd inside the function instead.")
+        rungs, kernels = torch.rungs(fn, args, target, fresh)
+        return Ladder(name, front, target, rungs, kernels)
+    done = _xla(fn, args, target, wrt, donate, fresh)
+    return Ladder(name, front, target, done.rungs, done.kernels, done.memory,
+                  done.buffers, done.cost)
+
+
+def passes(fn: Callable, *args: Any, target: str = "cpu",
+           changed: bool = True, fresh: bool = False) -> list[Pass]:
+    """XLA's passes over the JAX function ``fn``, in order.
+
+    Each holds the HLO after it. Only those that changed the module, unless
+    ``changed`` is False.
+    """
+    front = _front_end(fn, args)
+    if front != "JAX":
+        raise ValueError(f"fn is a {front} function; passes() shows those of "
+                         "XLA, which compiles JAX functions.")
+    _known(front, target)
+    done = _xla(fn, args, target, None, (), fresh)
+    return [p for p in done.passes if p.changed or not changed]
+
+
+def compare_backends(fn: Callable, *args: Any, label: str = "",
+                     backends: tuple[str, ...] | None = None,
+                     **meta: Any) -> pd.DataFrame:
+    """The kernels every back end makes of ``fn``: who wrote each, its bytes.
+
+    A JAX function goes to XLA for cpu, h100 and tpu-v5e; a torch function to
+    eager, Inductor for cpu and for h100; a Triton kernel to h100 and mi300x.
+    ``backends`` chooses others ("eager", or any target); ``label`` is put
+    before each name. One row a kernel; ``bytes_read`` and ``bytes_written``
+    count every operand once and every result once.
+    """
+    import pandas as pd
+
+    front = _front_end(fn, args)
+    names = {"JAX": "XLA", "torch": "Inductor", "Triton": "Triton"}
+    default = {"JAX": ("cpu", "h100", "tpu-v5e"),
+               "torch": ("eager", "cpu", "h100"),
+               "Triton": ("h100", "mi300x")}
+    rows = []
+    for backend in backends or default[front]:
+        if backend == "eager" and front == "torch":
+            found, name = torch.eager(fn, args), "eager"
+        else:
+            found = ladder(fn, *args, target=backend, **meta).kernels
+            name = f"{names[front]}, {backend}"
+        name = f"{label}, {name}" if label else name
+        rows += [(name, k.name, k.author, k.who,
+                  ", ".join(dict.fromkeys(k.ops)), k.bytes_read,
+                  k.bytes_written) for k in found]
+    return pd.DataFrame(rows, columns=[
+        "back end", "kernel", "author", "who", "ops", "bytes_read",
+        "bytes_written"]).set_index(["back end", "kernel"])
+
+
+def targets() -> pd.DataFrame:
+    """Front end x target: "works", or why not on this machine."""
+    import pandas as pd
+
+    columns = list(dict.fromkeys(t for ts in _TARGETS.values() for t in ts))
+    rows = {}
+    for front, known in _TARGETS.items():
+        rows[front] = [(_WORKS[front](t) or "works") if t in known
+                       else _no_compiler(front, t) for t in columns]
+    return pd.DataFrame(rows, index=columns).rename_axis("target")
+
+
+def _no_compiler(front: str, target: str) -> str:
+    if target == "mi300x":
+        return "needs the ROCm build"
+    if front == "Triton" and target == "cpu":
+        return "runs in the interpreter only"
+    return "no compiler for it"
+
+
+def _xla(fn: Callable, args: tuple, target: str, wrt: Any,
+         donate: tuple[int, ...], fresh: bool) -> xla.Compiled:
+    name = getattr(fn, "__name__", type(fn).__name__)
+    try:
+        traced = fn if wrt is None else _with_gradient(fn, args, wrt)
+        return xla.compile(traced, args, target, donate, fresh)
+    except (Missing, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise ValueError(_explain(name, fn, args, error)) from None
+
+
+def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
+    """A function that returns fn's value and its gradients."""
+    import functools
+
+    import jax
+    import jax.numpy as jnp
+
+    numbers = tuple(range(len(args))) if wrt == "all" else (
+        (wrt,) if isinstance(wrt, int) else wrt)
+    if not (isinstance(numbers, tuple)
+            and all(isinstance(n, int) and 0 <= n < len(args)
+                    for n in numbers)):
+        raise ValueError(f"wrt={wrt!r} is neither \"all\" nor argument "
+                         f"numbers from 0 to {len(args) - 1}")
+
+    @functools.wraps(fn)
+    def with_gradient(*values: Any) -> Any:
+        out, pull = jax.vjp(fn, *values)
+        gradients = pull(jax.tree.map(jnp.ones_like, out))
+        return out, tuple(gradients[n] for n in numbers)
+
+    return with_gradient
+
+
+def _explain(name: str, fn: Callable, args: tuple, error: Exception) -> str:
+    """One sentence for whatever a tracer or compiler threw."""
+    try:
+        parameters = list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        parameters = []
+    given = ", ".join(
+        f"{p}: {_describe(a)}" for p, a in
+        zip(parameters + [f"argument {i}" for i in range(len(args))],
+            args, strict=False)) if len(parameters) >= len(args) else (
+        ", ".join(map(_describe, args)))
+    first = next(iter(str(error).strip().splitlines()), "").rstrip(".: ")
+    hint = ""
+    if "Tracer" in type(error).__name__ or "Concretization" in first:
+        hint = (" Its Python control flow depends on an array's value, which "
+                "tracing does not know: use jax.lax.cond, jnp.where or a "
+                "static argument.")
+    return (f"{name}({given}) does not compile: "
+            f"{type(error).__name__}: {first}.{hint}")
+
+
+def _describe(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return type(value).__name__
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _front_end(fn: Callable, args: tuple) -> str:
+    """"JAX", "torch" or "Triton", told without importing any of them."""
+    def roots(value: Any) -> set[str]:
+        return {c.__module__.partition(".")[0] for c in type(value).__mro__}
+
+    if "triton" in roots(fn):
+        return "Triton"
+    if not callable(fn):
+        raise TypeError(f"fn is a {type(fn).__name__}, not a function: pass "
+                        "the function itself, not its result.")
+    kinds = set().union(*map(roots, args)) if args else set()
+    is_torch = "torch" in roots(fn) | kinds
+    if is_torch and kinds & {"jax", "jaxlib"}:
+        raise TypeError("args mix torch tensors and JAX arrays: give all of "
+                        "one kind.")
+    return "torch" if is_torch else "JAX"
+
+
+def _known(front: str, target: str) -> None:
+    if target in _TARGETS[front]:
+        return
+    elsewhere = [f for f, known in _TARGETS.items() if target in known]
+    more = f" ({' and '.join(elsewhere)} can)" if elsewhere else ""
+    raise ValueError(
+        f"target={target!r} is not one that a {front} function compiles for"
+        f"{more}; it takes {', '.join(_TARGETS[front])}."
+        f"{_nearest(target, _TARGETS[front])}")
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(str(name), known, n=2, cutoff=0.4)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _without_ids(text: str) -> str:
+    return re.sub(r"(%[A-Za-z_][\w-]*?)[.\d]+\b", r"\1", text)

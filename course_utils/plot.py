@@ -1,0 +1,498 @@
+"""Draw the course's objects: one theme, one 16:9 picture each. Floor 4.
+
+Every function returns a matplotlib Figure made without pyplot, so nothing is
+drawn twice. Its ``summary`` says in one sentence what the picture shows and
+is its repr, so that a notebook test compares it. Axes hold the data's own
+units (bytes, seconds); only tick labels are scaled, in powers of ten.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from course_utils.host import Missing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+OKABE_ITO = ("#000000", "#E69F00", "#56B4E9", "#009E73",
+             "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+_BLACK, _ORANGE, _SKY, _GREEN, _YELLOW, _BLUE, _RED, _PURPLE = OKABE_ITO
+_PALE, _GREY, _MONO = "#F2F2F2", "#666666", "DejaVu Sans Mono"
+SIZE, DPI = (12.8, 7.2), 100  # inches; 1280 x 720 pixels
+# Colour and hatch go together; dark text is readable on each.
+_FILLS = ((_SKY, ""), (_ORANGE, "//"), (_GREEN, ".."), (_YELLOW, "xx"),
+          (_PURPLE, "\\\\"), ("white", "--"))
+# Lines need contrast with white: the pale colours stay out.
+_LINES = ((_BLUE, "o", "-"), (_RED, "s", "--"), (_GREEN, "^", "-."),
+          (_BLACK, "D", ":"))
+_THEME = {
+    "figure.facecolor": "white", "axes.facecolor": "white",
+    "font.family": ["DejaVu Sans"], "font.size": 16,
+    "axes.titlesize": 16, "axes.labelsize": 16, "figure.titlesize": 22,
+    "xtick.labelsize": 14, "ytick.labelsize": 14, "legend.fontsize": 14,
+    "lines.linewidth": 2.5, "lines.markersize": 9, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False,
+    "text.parse_math": False,  # IR is full of "$"
+}
+
+
+class Stage(NamedTuple):
+    """What one of the five stages asks, takes, hands on and does."""
+
+    name: str
+    question: str
+    received: str
+    handed_on: str
+    verbs: tuple[str, ...]
+
+
+STAGES = (
+    Stage("Model to operations", "What must be computed?", "model",
+          "operations", ("trace", "count")),
+    Stage("Operations to IR", "How is it written down?", "operations",
+          "graph and IR", ("capture", "lower")),
+    Stage("IR to executable", "What does a compiler decide?", "graph and IR",
+          "executable", ("fuse", "lay out", "place buffers", "emit code")),
+    Stage("Dispatch to kernel", "Who starts the work?", "executable",
+          "kernel execution", ("queue", "launch", "wait")),
+    Stage("Kernel to chip", "Where does time go?", "kernel execution",
+          "inside the chip", ("schedule", "load", "multiply", "store")),
+)
+
+
+@functools.cache
+def _picture() -> type[Figure]:
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        """A Figure that shows itself as PNG, whatever backend is set."""
+
+        summary = ""
+
+        def _repr_png_(self) -> bytes:
+            return png(self)
+
+        def _ipython_display_(self) -> None:
+            # This goes before pyplot's formatter, which would crop.
+            from IPython.display import display
+
+            data = base64.b64encode(png(self)).decode("ascii")
+            display({"image/png": data, "text/plain": repr(self)}, raw=True)
+
+        def __repr__(self) -> str:
+            return f"<Picture: {self.summary}>"
+
+        __str__ = __repr__
+
+    return Picture
+
+
+def new(summary: str, size: tuple[float, float] = SIZE,
+        **options: Any) -> Figure:
+    """An empty opaque Figure of ``size`` inches with this ``summary``."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = _picture()(figsize=size, dpi=DPI, **options)
+    FigureCanvasAgg(figure)
+    figure.summary = summary
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """Any Figure as PNG, opaque, at the course's resolution."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(DPI)
+    buffer = io.BytesIO()
+    # The Software entry would change with the version of matplotlib.
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def themed(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Run ``draw`` under the course's theme, whatever the reader has set."""
+
+    @functools.wraps(draw)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        try:
+            from matplotlib import style
+        except ImportError:
+            raise Missing("matplotlib", "it draws every figure",
+                          "Run: pip install matplotlib") from None
+        with style.context(["default", _THEME]):
+            return draw(*args, **kwargs)
+
+    return inner
+
+
+def _canvas(summary: str, title: str) -> Axes:
+    """Axes over the whole figure, in pixels, y downwards."""
+    ax = new(summary).add_axes((0, 0, 1, 1), xlim=(0, SIZE[0] * DPI),
+                               ylim=(SIZE[1] * DPI, 0))
+    ax.axis("off")
+    ax.text(30, 44, title, size=22, weight="bold", va="center")
+    return ax
+
+
+def _charts(summary: str, title: str, count: int = 1) -> Sequence[Axes]:
+    figure = new(summary, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.2, h_pad=0.2)
+    figure.suptitle(title, x=0.02, ha="left", weight="bold")
+    return figure.subplots(1, count, squeeze=False)[0]
+
+
+def _box(ax: Axes, x: float, y: float, w: float, h: float,
+         face: str = _PALE, edge: str = _GREY) -> None:
+    ax.broken_barh([(x, w)], (y, h), facecolor=face, edgecolor=edge, lw=1.5)
+
+
+def _arrow(ax: Axes, *path: tuple[float, float], color: str = _GREY) -> None:
+    """A line along the points of ``path`` with a head at its end."""
+    ax.plot(*zip(*path[:-1], strict=True), color=color)
+    ax.annotate("", path[-1], path[-2], arrowprops={
+        "arrowstyle": "-|>", "color": color, "lw": 2.5,
+        "mutation_scale": 22, "shrinkA": 0, "shrinkB": 0})
+
+
+def _cell(ax: Axes, size: float) -> tuple[float, float]:
+    """Width of a monospaced character and height of a line, in pixels."""
+    probe = ax.text(0, 0, "M" * 50, size=size, family=_MONO)
+    width = probe.get_window_extent().width / 50
+    probe.set_text("M\n" * 49 + "M")
+    height = probe.get_window_extent().height / 49
+    probe.remove()
+    return width, height
+
+
+def _excerpts(ax: Axes, h: float, most: int, sizes: Sequence[float],
+              boxes: Sequence[tuple[float, float, float, str]]) -> None:
+    """Write (x, y, width, text) excerpts, all in the largest size that fits.
+
+    What does not fit at the smallest size is cut and ends in an ellipsis.
+    """
+    texts = [textwrap.dedent(text.expandtabs(2)).strip("\n").splitlines()
+             for *_, text in boxes]
+    for size in sizes:
+        char, line = _cell(ax, size)
+        rows, room = int(h / line), [int(w / char) for _, _, w, _ in boxes]
+        if all(min(len(text), most) <= rows
+               and all(len(row) <= wide for row in text[:most])
+               for text, wide in zip(texts, room, strict=True)):
+            break
+    rows = min(rows, most)
+    for (x, y, *_), text, wide in zip(boxes, texts, room, strict=True):
+        kept = text if len(text) <= rows else [*text[:rows - 1], "…"]
+        ax.text(x, y, "\n".join(
+            row if len(row) <= wide else row[:wide - 1] + "…"
+            for row in kept), size=size, va="top", family=_MONO)
+
+
+def _stage(n: int) -> Stage:
+    if n not in range(1, len(STAGES) + 1):
+        raise ValueError(f"n is a stage, 1 to {len(STAGES)}; got {n!r}.")
+    return STAGES[n - 1]
+
+
+@themed
+def stage_map(n: int) -> Figure:
+    """The five stages from model to chip, left to right, stage ``n`` lit."""
+    lit, step, left, rail = _stage(n), 220, 90, 230
+    title = f"Stage {n} of {len(STAGES)}: {lit.name}"
+    ax = _canvas(f"{title}; it receives {lit.received}, "
+                 f"hands on {lit.handed_on}.", title)
+    for i, stage in enumerate(STAGES):
+        x, middle, on = left + i * step, left + (i + 0.5) * step, stage is lit
+        color, ink = (_BLUE, "white") if on else (_GREY, "black")
+        style = {"color": ink, "ha": "center", "va": "top"}
+        _arrow(ax, (x + 10, rail), (x + step - 10, rail), color=color)
+        ax.plot([middle, middle], [rail, 300], color=color)
+        _box(ax, x + 8, 300, step - 16, 330, _BLUE if on else _PALE, color)
+        ax.text(middle, 316, i + 1, size=36, weight="bold", **style)
+        ax.text(middle, 400, textwrap.fill(stage.name, 12), size=18,
+                weight="bold", **style)
+        ax.text(middle, 500, textwrap.fill(stage.question, 16), **style)
+    names = [STAGES[0].received, *(stage.handed_on for stage in STAGES)]
+    for i, name in enumerate(names):
+        x, near = left + i * step, i in (n - 1, n)
+        ax.plot(x, rail, "o", color=_BLUE if near else _GREY, markersize=13)
+        ax.text(x, rail - 22, textwrap.fill(name, 10), ha="center",
+                va="bottom", weight="bold" if near else "normal")
+    return ax.figure
+
+
+@themed
+def card(n: int, received: str, handed_on: str,
+         title: str | None = None) -> Figure:
+    """Stage ``n`` between the real artefacts it receives and hands on.
+
+    ``received`` and ``handed_on`` are a few lines of text, shown verbatim
+    and cut where they are longer or wider than their panel.
+    """
+    stage, w, h, middle = _stage(n), 500, 530, 415
+    title = title or f"Stage {n}: {stage.name}"
+    ax = _canvas(f"{title}; {', '.join(stage.verbs)}: from {stage.received} "
+                 f"to {stage.handed_on}.", title)
+    for x, head in ((30, f"received: {stage.received}"),
+                    (750, f"handed on: {stage.handed_on}")):
+        ax.text(x, 136, head, weight="bold", va="bottom")
+        _box(ax, x, 150, w, h)
+    _excerpts(ax, h - 28, 99, (18, 16, 14), [
+        (44, 164, w - 28, received), (764, 164, w - 28, handed_on)])
+    _arrow(ax, (540, middle), (740, middle), color=_BLUE)
+    ax.text(640, middle - 15, "\n".join(stage.verbs), ha="center",
+            va="bottom", weight="bold", color=_BLUE, linespacing=1.4)
+    return ax.figure
+
+
+def _pairs(rungs: Iterable[Any]) -> list[tuple[str, str]]:
+    return [(rung.name, rung.text) if hasattr(rung, "text") else tuple(rung)
+            for rung in rungs]
+
+
+@themed
+def ladder(columns: Mapping[str, Iterable[Any]] | Iterable[Any],
+           trunk: Iterable[Any] = (), lines: int = 6,
+           title: str = "One function, rung by rung") -> Figure:
+    """Real excerpts of one function's representations, top to bottom.
+
+    ``trunk`` are the rungs all targets share, ``columns`` maps a target's
+    name to its own rungs; a plain list of rungs (an ``ir`` ladder) is a
+    trunk alone. A rung is (name, excerpt) or has ``name`` and ``text``.
+    ``lines`` is the most an excerpt shows; fewer where there is no room.
+    """
+    if not isinstance(columns, Mapping):
+        trunk, columns = [*trunk, *columns], {}
+    shared = _pairs(trunk)
+    forks = {k: rungs for k, v in columns.items() if (rungs := _pairs(v))}
+    across = min(3, len(shared)) or 1
+    levels = -(-len(shared) // across)
+    deep = levels + max(map(len, forks.values()), default=0)
+    if not 1 <= deep <= 5 or len(forks) > 4:
+        raise ValueError(
+            f"columns and trunk make {deep} rows and {len(forks)} columns; "
+            "1 to 5 rows and up to 4 columns are legible: pass fewer rungs.")
+    ax = _canvas("; ".join(": ".join([k] * bool(k) + [", ".join(
+        name for name, _ in v)]) for k, v in [("", shared), *forks.items()]
+        if v), title)
+    top, gap = 80, 30
+    h = (620 + gap - gap * bool(forks)) / deep - gap
+
+    def spot(row: int, column: int, of: int) -> tuple[float, float, float]:
+        space = 44 if of < 4 else 18
+        w = (1220 - space * (of - 1)) / of
+        below = gap * (row >= levels)  # room for the name of the column
+        return 30 + column * (w + space), top + row * (h + gap) + below, w
+
+    boxes = [(spot(i // across, i % across, across), rung)
+             for i, rung in enumerate(shared)]
+    for (a, _), (b, _) in zip(boxes, boxes[1:], strict=False):
+        _link(ax, a, b, h)
+    for column, (name, rungs) in enumerate(forks.items()):
+        own = [spot(levels + i, column, len(forks))
+               for i in range(len(rungs))]
+        x, y, w = own[0]
+        ax.text(x + w / 2, y - gap + 2, name, va="top", ha="center",
+                weight="bold", color=_BLUE)
+        if shared:
+            _link(ax, boxes[len(shared) - 1][0], (x, y - gap, w), h)
+        for a, b in zip(own, own[1:], strict=False):
+            _link(ax, a, b, h)
+        boxes += zip(own, rungs, strict=True)
+    for (x, y, w), (name, _) in boxes:
+        _box(ax, x, y, w, h)
+        ax.text(x + 10, y + 6, name, size=14, weight="bold", va="top")
+    _excerpts(ax, h - 40, lines, (16, 14, 12, 11), [
+        (x + 10, y + 32, w - 20, text) for (x, y, w), (_, text) in boxes])
+    return ax.figure
+
+
+def _link(ax: Axes, a: Sequence[float], b: Sequence[float],
+          h: float) -> None:
+    """An arrow from box ``a`` to ``b``, each (x, y, width), h high."""
+    if a[1] == b[1]:
+        return _arrow(ax, (a[0] + a[2], a[1] + h / 2), (b[0], b[1] + h / 2))
+    start, end = a[0] + a[2] / 2, b[0] + b[2] / 2
+    bend = (a[1] + h + b[1]) / 2
+    return _arrow(ax, (start, a[1] + h), (start, bend), (end, bend),
+                  (end, b[1]))
+
+
+def amount(value: float, unit: str) -> str:
+    """Four digits and the unit, in powers of ten: "4.194 MB"."""
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(unit)(float(f"{value:.4g}"))
+
+
+def _scale(axis: Any, unit: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_major_formatter(EngFormatter(unit))
+    # There is no half byte.
+    axis.get_major_locator().set_params(nbins=6, integer=unit == "B")
+
+
+def _rows(ax: Axes, names: Sequence[str]) -> None:
+    """Name the horizontal rows 0, 1, ... from the top down."""
+    if not 1 <= len(names) <= 16:
+        raise ValueError(f"there are {len(names)} rows to draw; 1 to 16 are "
+                         "legible: pass the largest.")
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+
+
+def _fills(kinds: Iterable[str]) -> dict[str, dict[str, str]]:
+    names = list(dict.fromkeys(kinds))
+    if len(names) > len(_FILLS):
+        raise ValueError(f"{len(names)} kinds are too many to tell apart; "
+                         f"{len(_FILLS)} are legible: merge some.")
+    return {name: {"facecolor": face, "hatch": hatch, "label": name,
+                   "edgecolor": "black", "height": 0.7}
+            for name, (face, hatch) in zip(names, _FILLS, strict=False)}
+
+
+def _legend(ax: Axes) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    one_each = dict(zip(labels, handles, strict=True))
+    ax.figure.legend(one_each.values(), one_each.keys(), ncols=len(one_each),
+                     loc="outside lower center")
+
+
+@themed
+def backends(table: DataFrame, minimum: float | None = None,
+             title: str = "Bytes moved, kernel by kernel") -> Figure:
+    """Bytes each back end moves, one segment a kernel.
+
+    ``table`` has the index ("back end", "kernel") and the columns author
+    ("compiler" or "library"), who, bytes_read, bytes_written. ``minimum``
+    is the compulsory traffic in bytes, a dashed line. Bytes not known (NaN)
+    draw no segment, and the label then says "at least".
+    """
+    need = {"author", "who", "bytes_read", "bytes_written"}
+    if lost := need - set(getattr(table, "columns", ())):
+        raise ValueError(f"table lacks the columns {sorted(lost)}; pass what "
+                         "ir.compare_backends returns.")
+    table = table.assign(moved=table["bytes_read"] + table["bytes_written"])
+    parts = dict(iter(table.groupby(level=0, sort=False)))
+    labels = [("at least " if part.moved.isna().any() else "")
+              + f"{amount(part.moved.sum(), 'B')}, {len(part)} kernel"
+              + "s" * (len(part) > 1) for part in parts.values()]
+    [ax] = _charts("; ".join(map(": ".join, zip(parts, labels, strict=True))),
+                   title)
+    _rows(ax, list(parts))
+    fills, names = _fills(["compiler", "library", *table.author]), []
+    for y, (part, label) in enumerate(zip(parts.values(), labels,
+                                          strict=True)):
+        end = 0.0
+        for row in part.fillna({"moved": 0}).itertuples():
+            [bar] = ax.barh(y, row.moved, left=end, **fills[row.author])
+            names.append((bar, ax.text(
+                end + row.moved / 2, y, row.who, size=14, ha="center",
+                va="center", bbox={"fc": "white", "ec": "none", "pad": 2})))
+            end += row.moved
+        ax.text(end, y, f"  {label}", size=14, va="center")
+    ax.set(xlabel="bytes read and written", xlim=(0, ax.get_xlim()[1] * 1.3))
+    if minimum is not None:
+        ax.axvline(minimum, color=_RED, linestyle="--", zorder=0)
+        ax.text(minimum, 1.01, f"least possible: {amount(minimum, 'B')}",
+                color=_RED, size=14, ha="center", va="bottom",
+                transform=ax.get_xaxis_transform())
+    _scale(ax.xaxis, "B")
+    _legend(ax)
+    ax.figure.draw_without_rendering()
+    for bar, name in names:  # a name wider than its segment would mislead
+        if name.get_window_extent().width > bar.get_window_extent().width - 8:
+            name.remove()
+    return ax.figure
+
+
+@themed
+def bars(labels: Sequence[str], values: Sequence[float], unit: str,
+         title: str = "", xlabel: str = "", log: bool = False) -> Figure:
+    """One horizontal bar a label, each with its value in ``unit``.
+
+    ``log`` makes the axis logarithmic, from just below the least value.
+    """
+    if len(labels) != len(values):
+        raise ValueError(f"labels and values differ in length: "
+                         f"{len(labels)} and {len(values)}.")
+    marks = [amount(value, unit) for value in values]
+    [ax] = _charts("; ".join(map(": ".join, zip(labels, marks, strict=True))),
+                   title)
+    _rows(ax, labels)
+    drawn = ax.barh(labels, values, 0.7, edgecolor="black", facecolor=_SKY)
+    ax.bar_label(drawn, marks, padding=6, size=14)
+    if log:
+        ax.set(xscale="log", xlim=(min(values) / 2, max(values) * 30))
+        ax.set_xlabel(xlabel)
+        return ax.figure
+    ax.set(xlabel=xlabel, xmargin=0.2)
+    _scale(ax.xaxis, unit)
+    return ax.figure
+
+
+@themed
+def chain(measured: Mapping[str, Sequence[tuple[int, float, float]]],
+          title: str = "A memory-bound chain") -> Figure:
+    """Bytes predicted (left) beside seconds measured (right).
+
+    ``measured`` maps a series ("one kernel an op", "fused") to its points
+    (elementwise operations in the chain, bytes predicted, seconds).
+    """
+    if not 1 <= len(measured) <= len(_LINES):
+        raise ValueError(f"measured has {len(measured)} series; it must have "
+                         f"1 to {len(_LINES)}.")
+    axes = _charts("bytes predicted and seconds measured: "
+                   + ", ".join(measured), title, 2)
+    for (name, points), style in zip(measured.items(), _LINES, strict=False):
+        color, marker, line = style
+        ops, *both = zip(*points, strict=True)
+        for ax, values in zip(axes, both, strict=True):
+            ax.plot(ops, values, color=color, marker=marker, linestyle=line,
+                    label=name)
+    for ax, unit, what in zip(axes, "Bs", ("predicted: bytes moved",
+                                           "measured: time"), strict=True):
+        _scale(ax.yaxis, unit)
+        ax.set(ylim=(0, None), title=what,
+               xlabel="elementwise operations in the chain")
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    _legend(axes[0])
+    return axes[0].figure
+
+
+@themed
+def buffers(values: Sequence[Any],
+            title: str = "Which values share memory, and when") -> Figure:
+    """Live ranges of values over a schedule, one row for each allocation.
+
+    A value has name, bytes, kind, allocation, offset, first and last (an
+    ``ir`` ladder's ``.buffers``); values at different offsets of one
+    allocation get rows of their own.
+    """
+    [ax] = _charts("; ".join(
+        f"{v.name}: {amount(v.bytes, 'B')}, steps {v.first} to {v.last}"
+        for v in values), title)
+    places = list(dict.fromkeys((v.allocation, v.offset) for v in values))
+    fills = _fills(v.kind for v in values)
+    sizes = [max(v.bytes for v in values if (v.allocation, v.offset) == at)
+             for at in places]
+    _rows(ax, [f"allocation {at[0]}  {amount(size, 'B')}"
+               for at, size in zip(places, sizes, strict=True)])
+    for v in values:
+        y = places.index((v.allocation, v.offset))
+        ax.barh(y, v.last - v.first + 1, left=v.first - 0.5, **fills[v.kind])
+        name = v.name if len(v.name) < 25 else v.name[:23] + "…"
+        ax.text((v.first + v.last) / 2, y, name, ha="center", va="center",
+                size=14, bbox={"fc": "white", "ec": "none", "pad": 2})
+    ax.set_xlabel("step of the schedule")
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    _legend(ax)
+    return ax.figure

@@ -1,0 +1,178 @@
+"""Answers: right, blank, typically wrong, and of the wrong kind."""
+
+import json
+import math
+
+import pytest
+
+from course_utils import exercises, exercises_data
+from course_utils.host import Missing
+
+REAL = dict(exercises_data.EXERCISES)
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    """An empty progress folder and a registry of this test's own."""
+    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "progress"))
+    monkeypatch.setattr(exercises, "_memory", {})
+    monkeypatch.setattr(exercises, "_shown", {})
+    kept = dict(exercises_data.EXERCISES)
+    exercises_data.EXERCISES.clear()
+    yield
+    exercises_data.EXERCISES.clear()
+    exercises_data.EXERCISES.update(kept)
+
+
+def add(number="9.1", right=6_300_000, **options):
+    options = {"hints": ("one", "two"), "why": "Because.", **options}
+
+    def solve():
+        """How many
+        bytes?"""
+        return right() if callable(right) else right
+
+    exercises_data.exercise(number, **options)(solve)
+    return number
+
+
+@pytest.mark.parametrize("blank", [
+    None, ..., "", (None, 2), [1, ...], {"a": None}, {None}])
+def test_blank_is_quiet_and_computes_nothing(blank, tmp_path):
+    add(right=lambda: pytest.fail("solved though nothing was answered"))
+    said = str(exercises.check("9.1", blank))
+    assert said == "Not answered yet: 9.1 How many bytes?"
+    assert not (tmp_path / "progress").exists()
+
+
+@pytest.mark.parametrize(("right", "good", "bad"), [
+    (27, [27, 27.0], [26, 28, 0, -27, math.nan, math.inf, "27", True]),
+    (True, [True], [False, 1]),
+    ("cuBLAS", [" cublas ", "CUBLAS"], ["oneDNN", 3]),
+    ({"add", "max"}, [{"Max", "add"}, ["add", "max"]],
+     [{"add"}, {"add", "max", "dot"}, "add max"]),
+    ((27, 54), [(27, 54), [27, 54]], [(27, 53), (54, 27), (27,), 27]),
+    ({"cpu": 2, "gpu": 1}, [{"gpu": 1, "cpu": 2}],
+     [{"cpu": 2}, {"cpu": 2, "gpu": 2}, (2, 1)]),
+])
+def test_kinds_of_answer(right, good, bad):
+    add(right=right)
+    for answer in good:
+        verdict = exercises.check("9.1", answer)
+        assert verdict.correct and str(verdict).startswith("Correct")
+    for answer in bad:
+        verdict = exercises.check("9.1", answer)
+        assert not verdict.correct and str(verdict).startswith("Not yet")
+
+
+def test_numpy_numbers_count():
+    numpy = pytest.importorskip("numpy")
+    add(right=(27, 0.5))
+    pair = (numpy.int64(27), numpy.float32(0.5))
+    assert exercises.check("9.1", pair).correct
+    assert exercises.check("9.1", numpy.array([27, 0.5])).correct
+    assert not exercises.check("9.1", numpy.array([27, 0.6])).correct
+
+
+def test_tolerance_is_relative():
+    add(rel_tol=0.01)
+    assert exercises.check("9.1", 6.3e6 * 1.009).correct
+    assert "too high" in str(exercises.check("9.1", 6.3e6 * 1.011))
+    assert "too low" in str(exercises.check("9.1", 6.3e6 * 0.989))
+
+
+def test_typical_mistakes_teach():
+    add(rel_tol=0.001, wrong=(
+        exercises_data.ELEMENTS, exercises_data.DOUBLE, exercises_data.MIB))
+    assert "two bytes" in str(exercises.check("9.1", 3_150_000))
+    assert "twice" in str(exercises.check("9.1", 12_600_000)).lower()
+    assert "MiB" in str(exercises.check("9.1", 6.3e6 * 1e6 / 2**20))
+    other = str(exercises.check("9.1", 1))
+    assert other == "Not yet: 1 is too low."
+
+
+def test_a_function_is_judged_by_running_it():
+    def judge(answer, right):
+        return "" if answer(3) == right(3) else "f(3) is off."
+
+    add(right=lambda: lambda x: x + 1, judge=judge)
+    assert exercises.check("9.1", lambda x: 1 + x).correct
+    assert "f(3) is off" in str(exercises.check("9.1", lambda x: x))
+    said = str(exercises.check("9.1", lambda x: 1 // 0))
+    assert said.startswith("Not yet") and "ZeroDivisionError" in said
+
+
+def test_hints_come_one_by_one_and_the_solution_shows_its_code():
+    add(right=41)
+    heads = [exercises.hint("9.1").word for _ in range(3)]
+    assert heads == ["Hint 1 of 2", "Hint 2 of 2", "Hint 2 of 2"]
+    told = exercises.solution("9.1")
+    assert "41. Because." in told.text and "def solve" in told.code
+
+
+def test_html_is_escaped():
+    add(right="<b>")
+    said = exercises.check("9.1", "<script>")
+    assert "<script>" not in said._repr_html_()
+    assert "&lt;script&gt;" in said._repr_html_()
+
+
+def test_what_the_machine_lacks_is_said_not_raised():
+    def lack():
+        raise Missing("jax", "the answer needs it", "Run: pip install jax")
+
+    add(right=lack)
+    said = str(exercises.check("9.1", 3))
+    assert said.startswith("Not checked") and "pip install jax" in said
+    assert "pip install jax" in str(exercises.solution("9.1"))
+
+
+def test_unknown_and_doubled_numbers():
+    add("9.1")
+    add("9.3")
+    for call in (exercises.check, exercises.hint, exercises.solution):
+        with pytest.raises(KeyError, match=r"'9\.2'.*nearest are 9\.[13]"):
+            call("9.2")
+    with pytest.raises(ValueError, match=r"9\.1 is there twice"):
+        add("9.1")
+
+
+def test_progress_survives_a_restart_and_keeps_the_score(tmp_path):
+    for number in ("9.1", "9.2", "9.3", "10.1"):
+        add(number, right=5)
+    exercises.check("9.1", 5)
+    exercises.check("9.2", 4)
+    exercises.check("9.2", 5)
+    exercises.hint("9.3")
+    exercises._memory.clear()  # a new kernel
+    assert exercises.progress().rows == (
+        ("9", 2, 3, 1, "9.3"), ("10", 0, 1, 0, "10.1"))
+    exercises.check("9.1", 4)  # after solving, nothing is lost
+    assert exercises.progress().rows[0][1:4] == (2, 3, 1)
+    [file] = (tmp_path / "progress").iterdir()
+    assert json.loads(file.read_text())["9.2"]["solved"] is True
+    assert "2 of 3" in str(exercises.progress())
+
+
+def test_unwritable_or_broken_progress_falls_back_to_memory(
+        tmp_path, monkeypatch):
+    add(right=5)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "file"))
+    assert exercises.check("9.1", 5).correct
+    assert exercises.progress().rows == (("9", 1, 1, 1, ""),)
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "progress.json").write_text("{not json")
+    monkeypatch.setenv("COURSE_PROGRESS", str(folder))
+    assert exercises.progress().rows == (("9", 1, 1, 1, ""),)
+
+
+@pytest.mark.parametrize("number", REAL)
+def test_every_exercise_of_the_course(number):
+    exercise = REAL[number]
+    exercises_data.EXERCISES[number] = exercise
+    assert exercise.question.endswith((".", "?", ")")) and exercise.hints
+    right = exercise.solve()
+    assert exercises.check(number, right).correct
+    for mistake, teach in exercise.wrong:
+        assert exercises.check(number, mistake(right)).text == teach

@@ -1,0 +1,276 @@
+"""Figures: what was drawn is read back from the axes, and is legible."""
+
+import io
+import itertools
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from course_utils import plot
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
+from matplotlib.text import Text  # noqa: E402
+
+HLO = "\n".join(
+    f"  fused_{i} = bf16[512,2048]{{1,0}} maximum(dot.{i}, $zero$)"
+    for i in range(40))
+ASM = "\tvfmadd231ps\tymm0, ymm1, ymm2\n\tvmaxps\tymm2, ymm2, ymm3\n" * 3
+TRUNK = [("jaxpr", "c = max b 0.0"), ("StableHLO", HLO), ("HLO", HLO)]
+TARGETS = {
+    "cpu": [("LLVM IR", HLO), ("assembly", ASM)],
+    "h100": [("PTX", HLO), ("SASS", "HGMMA.64x256x16.F32.BF16")],
+    "tpu-v5e": [("LLO", "vmatmul.bf16")],
+    "mi300x": [("LLVM IR", HLO), ("GCN", "v_mfma_f32_32x32x8_bf16")],
+}
+NAN = float("nan")
+TABLE = pd.DataFrame(
+    [("PyTorch eager, CPU", "linear", "library", "oneDNN", 5e6, 2e6),
+     ("PyTorch eager, CPU", "relu", "library", "ATen", 2e6, 2e6),
+     ("Inductor, CPU", "linear", "library", "oneDNN", 5e6, 2e6),
+     ("Inductor, CPU", "a_name_too_wide", "compiler", "Inductor C++", 1e4, 0),
+     ("XLA, TPU v5e", "fusion", "compiler", "XLA", 5e6, 2e6),
+     ("Triton, H100", "matmul", "compiler", "Triton", NAN, NAN)],
+    columns=["back end", "kernel", "author", "who", "bytes_read",
+             "bytes_written"]).set_index(["back end", "kernel"])
+CHAIN = {"one kernel an op": [(1, 8e6, 1e-3), (2, 16e6, 2e-3),
+                              (4, 32e6, 4e-3)],
+         "fused": [(1, 8e6, 1e-3), (2, 8e6, 1e-3), (4, 8e6, 1.1e-3)]}
+ROWS = [("x", 1 << 20, 0, 1, "argument"), ("dot." + "3" * 40, 1 << 22, 1, 2,
+                                           "temporary"),
+        ("y", 1 << 21, 2, 2, "result")]
+DRAWN = {
+    "map": lambda: plot.stage_map(3),
+    "card": lambda: plot.card(3, HLO, ASM),
+    "ladder": lambda: plot.ladder(TARGETS, TRUNK),
+    "ladder_alone": lambda: plot.ladder(TRUNK * 3, lines=20),
+    "ladder_no_trunk": lambda: plot.ladder({"cpu": TRUNK}),
+    "backends": lambda: plot.backends(TABLE, minimum=7.1e6),
+    "bars": lambda: plot.bars(["H100", "TPU v5e"], [3e12, 0], "B/s", "A"),
+    "chain": lambda: plot.chain(CHAIN),
+    "buffers": lambda: plot.buffers(ROWS),
+}
+figures = pytest.mark.parametrize("name", DRAWN)
+
+
+def texts(figure, monkeypatch):
+    """Every text really drawn, with its extent in pixels."""
+    found, draw = {}, Text.draw
+
+    def record(self, renderer):
+        if self.get_visible() and self.get_text().strip():
+            found[self] = self.get_window_extent(renderer)
+        draw(self, renderer)
+
+    figure.draw_without_rendering()  # settles the layout
+    with monkeypatch.context() as patch:
+        patch.setattr(Text, "draw", record)
+        figure.draw_without_rendering()
+    return found
+
+
+@figures
+def test_legible(name, monkeypatch):
+    figure = DRAWN[name]()
+    assert figure.get_size_inches().tolist() == [12.8, 7.2]
+    written, page = texts(figure, monkeypatch), figure.bbox
+    assert len(written) > 3
+    for text, box in written.items():
+        assert box.width > 1, text
+        assert box.x0 >= 0 and box.x1 <= page.x1, text
+        assert box.y0 >= 0 and box.y1 <= page.y1, text
+        mono = "Mono" in text.get_fontfamily()[0]
+        assert text.get_size() >= (11 if mono else 14), text
+    for (a, box_a), (b, box_b) in itertools.combinations(written.items(), 2):
+        assert not box_a.overlaps(box_b), (a, b)
+
+
+@figures
+def test_png_is_opaque_and_the_same_twice(name):
+    from matplotlib.image import imread
+
+    first, second = DRAWN[name](), DRAWN[name]()
+    assert first._repr_png_() == second._repr_png_()
+    assert repr(first) == repr(second) == f"<Picture: {first.summary}>"
+    assert len(first.summary) > 20
+    pixels = imread(io.BytesIO(first._repr_png_()))
+    assert pixels.shape[:2] == (720, 1280)
+    assert pixels.shape[2] == 3 or pixels[..., 3].min() == 1
+    assert (pixels[0, :, :3] == 1).all()  # white to the edge
+    assert pixels[..., :3].min() < 0.2  # something dark is on it
+
+
+def test_excerpts_are_verbatim_or_visibly_cut():
+    figure = plot.ladder(TARGETS, TRUNK, lines=3)
+    mono = [t.get_text().splitlines() for t in figure.axes[0].texts
+            if "Mono" in t.get_fontfamily()[0]]
+    sources = {line.strip() for line in HLO.splitlines()}
+    assert ["c = max b 0.0"] in mono and ["vmatmul.bf16"] in mono
+    cut = [t for t in mono if t[-1] == "…"]
+    assert cut and all(len(t) == 3 for t in cut)
+    for line in (line for t in mono for line in t if "fused" in line):
+        assert any(source.startswith(line.rstrip("…")) for source in sources)
+        assert line in sources or line.endswith("…")
+    assert not any(t.get_parse_math() for t in figure.axes[0].texts)
+
+
+def test_ladder_takes_rung_objects():
+    rungs = [SimpleNamespace(name="PTX", text="ret;")] * 2
+    shown = [t.get_text() for t in plot.ladder(rungs).axes[0].texts]
+    assert shown.count("PTX") == 2 and shown.count("ret;") == 2
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_map_lights_its_stage_only(n):
+    [ax] = plot.stage_map(n).axes
+    white = [t.get_text() for t in ax.texts if t.get_color() == "white"]
+    assert white[0] == str(n)
+    assert " ".join(white[1].split()) == plot.STAGES[n - 1].name
+    lit = plot.OKABE_ITO[5]
+    assert sum(t.get_color() == lit for t in ax.lines
+               if t.get_marker() == "o") == 2
+
+
+def test_stages_hand_on_what_the_next_receives():
+    for a, b in itertools.pairwise(plot.STAGES):
+        assert a.handed_on == b.received
+    assert all(3 <= len(s.question.split()) <= 5 for s in plot.STAGES)
+
+
+def test_backends_draws_the_bytes_of_the_table():
+    [ax] = plot.backends(TABLE, minimum=7.1e6).axes
+    ends = {}
+    for bar in ax.patches:
+        y = round(bar.get_y() + bar.get_height() / 2)
+        assert bar.get_x() == ends.get(y, 0)  # stacked without a gap
+        ends[y] = bar.get_x() + bar.get_width()
+    names = [t.get_text() for t in ax.get_yticklabels()]
+    both = TABLE.bytes_read + TABLE.bytes_written
+    assert {names[y]: x for y, x in ends.items()} == both.groupby(
+        level=0).sum().to_dict()
+    assert len(ax.patches) == len(TABLE)
+    fills = {(bar.get_facecolor(), bar.get_hatch()) for bar in ax.patches}
+    assert len(fills) == 2 and len({hatch for _, hatch in fills}) == 2
+    shown = [t.get_text().strip() for t in ax.texts]
+    assert "11 MB, 2 kernels" in shown and "7 MB, 1 kernel" in shown
+    assert "at least 0 B, 1 kernel" in shown
+    assert shown.count("oneDNN") == 2 and "Inductor C++" not in shown
+    assert [line.get_xdata()[0] for line in ax.lines] == [7.1e6]
+    [legend] = ax.figure.legends
+    assert {t.get_text() for t in legend.get_texts()} == {
+        "compiler", "library"}
+
+
+def test_an_author_keeps_its_fill_in_every_table():
+    alone = plot.backends(TABLE[TABLE.author == "library"]).axes[0]
+    both = plot.backends(TABLE).axes[0]
+    assert alone.patches[0].get_hatch() == both.patches[0].get_hatch()
+
+
+def test_chain_draws_both_series_in_base_units():
+    left, right = plot.chain(CHAIN).axes
+    for ax, column in ((left, 1), (right, 2)):
+        assert len(ax.lines) == len(CHAIN)
+        for line, points in zip(ax.lines, CHAIN.values(), strict=True):
+            assert list(line.get_xdata()) == [p[0] for p in points]
+            assert list(line.get_ydata()) == [p[column] for p in points]
+        assert len({line.get_marker() for line in ax.lines}) == 2
+        assert ax.get_ylim()[0] == 0
+    assert "bytes" in left.get_title() and "time" in right.get_title()
+
+
+def test_buffers_live_from_first_to_last_step():
+    [ax] = plot.buffers(ROWS).axes
+    spans = [(bar.get_x() + 0.5, bar.get_x() + bar.get_width() - 0.5)
+             for bar in ax.patches]
+    assert spans == [(row[2], row[3]) for row in ROWS]
+    labels = [t.get_text() for t in ax.get_yticklabels()]
+    assert labels[0] == "x  1.049 MB" and "…" in labels[1]
+
+
+def test_bars_and_amounts():
+    [ax] = plot.bars(["a", "b"], [1, 2.5e12], "B/s").axes
+    assert [bar.get_width() for bar in ax.patches] == [1, 2.5e12]
+    assert [t.get_text() for t in ax.texts] == ["1 B/s", "2.5 TB/s"]
+    assert plot.amount(4_194_304, "B") == "4.194 MB"
+    assert plot.amount(0.00123, "s") == "1.23 ms"
+
+
+def test_lines_stand_out_on_white():
+    def luminance(code):
+        parts = [int(code[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4
+                   for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    assert len(set(plot.OKABE_ITO)) == 8
+    for color, *_ in plot._LINES:
+        assert 1.05 / (luminance(color) + 0.05) >= 3
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: plot.stage_map(6), "n is a stage, 1 to 5; got 6"),
+    (lambda: plot.card("3", "", ""), "n is a stage"),
+    (lambda: plot.ladder({}), "0 rows"),
+    (lambda: plot.ladder(dict.fromkeys("abcde", TRUNK)), "5 columns"),
+    (lambda: plot.ladder({"cpu": TRUNK * 2}), "6 rows"),
+    (lambda: plot.backends(TABLE.drop(columns="who")), r"\['who'\]"),
+    (lambda: plot.backends(7), "table lacks"),
+    (lambda: plot.bars(["a"], [1, 2], "B"), "1 and 2"),
+    (lambda: plot.bars([], [], "B"), "0 rows"),
+    (lambda: plot.chain({}), "0 series"),
+    (lambda: plot.buffers(ROWS * 9), "27 rows"),
+])
+def test_bad_input(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_the_readers_style_does_not_reach_our_figures():
+    import matplotlib
+
+    plain = plot.bars(["a"], [1], "B")._repr_png_()
+    with matplotlib.rc_context({"font.size": 4, "axes.facecolor": "black",
+                                "figure.facecolor": "none",
+                                "lines.linewidth": 9}):
+        assert plot.bars(["a"], [1], "B")._repr_png_() == plain
+    assert matplotlib.rcParams["font.size"] == 10
+
+
+SHOW = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+shell = InteractiveShell.instance()
+if {inline}:
+    from IPython.core.pylabtools import select_figure_formats
+    select_figure_formats(shell, {{"png"}}, bbox_inches="tight")
+from course_utils import plot
+with capture_output() as said:
+    shell.run_cell("from course_utils import plot; plot.stage_map(3)")
+import base64
+[out] = said.outputs
+png = base64.b64decode(out.data["image/png"])
+assert int.from_bytes(png[16:20], "big") == 1280, png[:24]
+assert int.from_bytes(png[20:24], "big") == 720, png[:24]
+assert out.data["text/plain"].startswith("<Picture: Stage 3 of 5")
+assert set(out.data) == {{"image/png", "text/plain"}}
+assert "matplotlib.pyplot" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_cell_shows_one_png_and_needs_no_pyplot(inline):
+    code = SHOW.format(inline=inline)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_without_matplotlib():
+    code = ("import sys; sys.modules['matplotlib'] = None\n"
+            "from course_utils import Missing, plot\n"
+            "try: plot.stage_map(1)\n"
+            "except Missing as lack: assert 'pip install' in str(lack)\n"
+            "else: raise SystemExit('drew without matplotlib')")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
