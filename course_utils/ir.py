@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from course_utils.compilers import torch, triton, xla
 from course_utils.compilers import text as _text
+from course_utils.compilers import torch, triton, xla
 from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung
 from course_utils.host import Missing
 

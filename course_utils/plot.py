@@ -424,7 +424,8 @@ def bars(labels: Sequence[str], values: Sequence[float], unit: str,
     if len(labels) != len(values):
         raise ValueError(f"labels and values differ in length: "
                          f"{len(labels)} and {len(values)}.")
-    marks = [amount(value, unit) for value in values]
+    marks = [amount(value, unit) if unit else f"{value:,}"
+             for value in values]
     [ax] = _charts("; ".join(map(": ".join, zip(labels, marks, strict=True))),
                    title)
     _rows(ax, labels)
@@ -440,32 +441,34 @@ def bars(labels: Sequence[str], values: Sequence[float], unit: str,
 
 
 @themed
-def chain(measured: Mapping[str, Sequence[tuple[int, float, float]]],
-          title: str = "A memory-bound chain") -> Figure:
-    """Bytes predicted (left) beside seconds measured (right).
+def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str,
+          title: str = "", xlabel: str = "", at: float | None = None
+          ) -> Figure:
+    """Points (x, y in ``unit``) of each series, both axes logarithmic.
 
-    ``measured`` maps a series ("one kernel an op", "fused") to its points
-    (elementwise operations in the chain, bytes predicted, seconds).
+    ``at`` draws a vertical line there.
     """
-    if not 1 <= len(measured) <= len(_LINES):
-        raise ValueError(f"measured has {len(measured)} series; it must have "
+    if not 1 <= len(series) <= len(_LINES):
+        raise ValueError(f"series has {len(series)} lines; it must have "
                          f"1 to {len(_LINES)}.")
-    axes = _charts("bytes predicted and seconds measured: "
-                   + ", ".join(measured), title, 2)
-    for (name, points), style in zip(measured.items(), _LINES, strict=False):
+    [ax] = _charts("; ".join(
+        f"{name}: {amount(points[0][1], unit)} at {points[0][0]:g} to "
+        f"{amount(points[-1][1], unit)} at {points[-1][0]:g}"
+        for name, points in series.items()), title)
+    for (name, points), style in zip(series.items(), _LINES, strict=False):
         color, marker, line = style
-        ops, *both = zip(*points, strict=True)
-        for ax, values in zip(axes, both, strict=True):
-            ax.plot(ops, values, color=color, marker=marker, linestyle=line,
-                    label=name)
-    for ax, unit, what in zip(axes, "Bs", ("predicted: bytes moved",
-                                           "measured: time"), strict=True):
-        _scale(ax.yaxis, unit)
-        ax.set(ylim=(0, None), title=what,
-               xlabel="elementwise operations in the chain")
-        ax.xaxis.get_major_locator().set_params(integer=True)
-    _legend(axes[0])
-    return axes[0].figure
+        ax.plot(*zip(*points, strict=True), color=color, marker=marker,
+                linestyle=line, label=name)
+    if at is not None:
+        ax.axvline(at, color=_GREY, linestyle="--", zorder=0)
+    ax.set(xscale="log", yscale="log", xlabel=xlabel)
+    ax.xaxis.set_major_formatter("{x:g}")
+    from matplotlib.ticker import EngFormatter
+
+    ax.yaxis.set_major_formatter(EngFormatter(unit))
+    ax.yaxis.set_minor_formatter("")
+    _legend(ax)
+    return ax.figure
 
 
 @themed
@@ -489,7 +492,7 @@ def buffers(values: Sequence[Any],
     for v in values:
         y = places.index((v.allocation, v.offset))
         ax.barh(y, v.last - v.first + 1, left=v.first - 0.5, **fills[v.kind])
-        name = v.name if len(v.name) < 25 else v.name[:23] + "…"
+        name = v.name if len(v.name) < 20 else v.name[:18] + "…"
         ax.text((v.first + v.last) / 2, y, name, ha="center", va="center",
                 size=14, bbox={"fc": "white", "ec": "none", "pad": 2})
     ax.set_xlabel("step of the schedule")

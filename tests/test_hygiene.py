@@ -122,7 +122,7 @@ def read_in_time(nb, path):
 
 
 def under_a_megabyte(nb, path):
-    size = len(nbformat.writes(nb).encode())
+    size = len(json.dumps(nb, ensure_ascii=False, indent=1).encode())
     return [] if size < 10**6 else [f"{size:,} bytes"]
 
 
@@ -302,9 +302,11 @@ def repository_files():
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT,
         capture_output=True, text=True).stdout.splitlines()
-    for name in listed or map(str, ROOT.rglob("*.*")):
+    whole = (path for path in ROOT.rglob("*.*") if not any(
+        part.startswith(".") for part in path.relative_to(ROOT).parts))
+    for name in listed or whole:
         try:
-            yield name, (ROOT / name).read_text(encoding="utf-8")
+            yield str(name), (ROOT / name).read_text(encoding="utf-8")
         except (UnicodeDecodeError, IsADirectoryError, FileNotFoundError):
             continue
 

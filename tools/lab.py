@@ -27,11 +27,13 @@ def main() -> None:
     if port != wanted:
         print(f"Port {wanted} is taken: JupyterLab listens on {port}.",
               flush=True)
-    root = ["--allow-root"] if os.geteuid() == 0 else []  # in a container
-    os.chdir(ROOT)
-    os.execv(sys.executable, [
-        sys.executable, "-m", "jupyterlab", f"--ServerApp.port={port}",
-        *root, *sys.argv[1:], *map(str, notebooks()[:1])])
+    command = [sys.executable, "-m", "jupyterlab", *sys.argv[1:],
+               f"--ServerApp.port={port}", f"--ServerApp.root_dir={ROOT}"]
+    for first in notebooks()[:1]:  # also in the address that is printed
+        command += [f"--LabApp.default_url=/lab/tree/notebooks/{first.name}"]
+    if os.geteuid() == 0:  # in a container
+        command += ["--allow-root"]
+    os.execv(sys.executable, command)
 
 
 if __name__ == "__main__":

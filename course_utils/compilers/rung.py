@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 from course_utils.compilers import text as _text
@@ -9,25 +10,13 @@ from course_utils.compilers import text as _text
 FOLDED_BYTES = 64_000  # a page shows this much of a rung, folded
 
 
-@dataclass(frozen=True)
-class Rung:
-    """One representation of a function, as a real tool wrote it.
-
-    ``raw`` is what the tool wrote; ``text`` is the same with the parts that
-    change from run to run folded (cell paths, addresses, ids); ``language``
-    says how to colour it; ``tool`` names tool and version; ``seconds`` is the
-    wall time spent making this rung.
-    """
+class _Shown:
+    """What can be shown has a name, a text, its language and its tool."""
 
     name: str
-    raw: str = field(repr=False)
+    text: str
     language: str
     tool: str
-    seconds: float
-
-    @property
-    def text(self) -> str:
-        return _text.canonical(self.raw)
 
     def show(self, wanted: str | None = None, lines: int = 12,
              width: int = 100) -> Excerpt:
@@ -45,10 +34,46 @@ class Rung:
 
 
 @dataclass(frozen=True)
+class Rung(_Shown):
+    """One representation of a function, as a real tool wrote it.
+
+    ``raw`` is what the tool wrote; ``text`` is the same with the parts that
+    change from run to run folded (cell paths, addresses, ids); ``language``
+    says how to colour it; ``tool`` names tool and version; ``seconds`` is the
+    wall time spent making this rung.
+    """
+
+    name: str
+    raw: str = field(repr=False)
+    language: str
+    tool: str
+    seconds: float
+
+    @functools.cached_property
+    def text(self) -> str:
+        return _text.canonical(self.raw)
+
+
+@dataclass(frozen=True)
+class Pass(_Shown):
+    """The HLO after one pass of XLA, and whether the pass changed it."""
+
+    name: str
+    pipeline: str
+    text: str = field(repr=False)
+    changed: bool
+    language = "hlo"
+
+    @property
+    def tool(self) -> str:
+        return f"pass {self.name} of {self.pipeline}"
+
+
+@dataclass(frozen=True)
 class Excerpt:
     """A few lines of a rung, and the rest of it folded below."""
 
-    rung: Rung
+    rung: _Shown
     wanted: str | None
     lines: int
     width: int
@@ -67,18 +92,8 @@ class Excerpt:
         title = f"{rung.name}: all {count:,} lines, by {rung.tool}"
         if len(more) < len(whole):
             title += f" (the first {FOLDED_BYTES // 1000} kB here)"
-        return (_text.html(str(self), rung.language)
+        return (_text.html(str(self), rung.language, self.wanted)
                 + _text.folded(title, _text.html(more, rung.language)))
-
-
-@dataclass(frozen=True)
-class Pass:
-    """The HLO after one pass of a compiler, and whether it differs."""
-
-    name: str
-    pipeline: str
-    text: str = field(repr=False)
-    changed: bool
 
 
 @dataclass(frozen=True)

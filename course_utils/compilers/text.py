@@ -6,12 +6,16 @@ compile; ``html`` and ``excerpt`` show a text on a page.
 
 from __future__ import annotations
 
+import functools
 import html as _html
 import re
+from typing import Any
 
-# Pygments has no lexer for these; the nearest that colours them well.
-_LEXERS = {"jaxpr": "haskell", "mlir": "llvm", "hlo": "llvm", "asm": "gas",
-           "sass": "gas", "amdgcn": "gas", "llo": "text", "bundles": "text"}
+_PAGE = ("background:#f7f7f7;color:#111;border-left:4px solid #0072b2;"
+         "padding:8px 12px;margin:4px 0;font-family:monospace;"
+         "font-size:13px;line-height:1.35;overflow-x:auto;"
+         "white-space:pre;text-align:left")
+_PYGMENTS = ("python", "cpp", "diff")  # languages it colours well itself
 _ATTRIBUTES = (", metadata=", ", backend_config=", ", frontend_attributes=")
 _TABLE = re.compile(
     r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*\n?",
@@ -19,7 +23,8 @@ _TABLE = re.compile(
 _STEADY = (
     # The file of a notebook cell, and any temporary file of ours.
     (re.compile(r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py"), "<cell>"),
-    (re.compile(r"<ipython-input-[\w-]+>"), "<cell>"),
+    (re.compile(r"<ipython-input-[\w-]+>|<dynamic-code>"), "<cell>"),
+    (re.compile(r"(/[\w.+-]+)*/site-packages/"), ""),
     (re.compile(r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/"), "<temporary>/"),
     # Where debug information says the source lies.
     (re.compile(r'(\.file\s+\d+) "[^"]*"'), r'\1 "<source>"'),
@@ -82,7 +87,7 @@ def excerpt(text: str, wanted: str | None, lines: int, width: int) -> str:
     kept, and a long one is cut to the part round what was found. Ellipses
     mark what was left out.
     """
-    rows, last, out = text.splitlines(), -1, []
+    rows, last, out = text.expandtabs(4).splitlines(), -1, []
     for number, row in enumerate(rows):
         found = re.search(wanted, row) if wanted else None
         if wanted and not found:
@@ -91,6 +96,8 @@ def excerpt(text: str, wanted: str | None, lines: int, width: int) -> str:
             break
         if number > last + 1:
             out.append("...")
+        row = re.sub(r"(?<=\S) {3,}", "  ", row)  # columns of a listing
+        found = re.search(wanted, row) if wanted else None
         out.append(_cut(row, found.start() if found else 0, width))
         last, lines = number, lines - 1
     if last + 1 < len(rows):
@@ -110,27 +117,62 @@ def _cut(row: str, at: int, width: int) -> str:
     return "..." + row[start + 3:end - len(tail)] + tail
 
 
-def html(text: str, language: str) -> str:
-    """``text`` as HTML with inline styles, every name escaped."""
-    style = ("background:#f7f7f7;color:#111;border-left:4px solid #0072b2;"
-             "padding:8px 12px;margin:4px 0;font-size:13px;line-height:1.35;"
-             "overflow-x:auto;white-space:pre;text-align:left")
+def html(text: str, language: str, marked: str | None = None) -> str:
+    """``text`` as HTML with inline styles, every name escaped.
+
+    What the regular expression ``marked`` finds stands out.
+    """
     try:
         from pygments import highlight
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import get_lexer_by_name
-        from pygments.util import ClassNotFound
     except ImportError:
-        return f'<pre style="{style}">{_html.escape(text)}</pre>'
-    try:
-        lexer = get_lexer_by_name(_LEXERS.get(language, language) or "text")
-    except ClassNotFound:
-        lexer = get_lexer_by_name("text")
-    # Errors of a near-enough lexer must not draw boxes round good code.
-    formatter = HtmlFormatter(noclasses=True, nowrap=True, style="default")
-    body = highlight(text, lexer, formatter)
-    body = re.sub(r"border: 1px solid #[0-9A-Fa-f]{6}", "", body)
-    return f'<pre style="{style}">{body}</pre>'
+        return f'<pre style="{_PAGE}">{_html.escape(text)}</pre>'
+    lexer = (get_lexer_by_name(language) if language in _PYGMENTS
+             else _lexer(marked))
+    formatter = HtmlFormatter(noclasses=True, nowrap=True, style=_style())
+    return f'<pre style="{_PAGE}">{highlight(text, lexer, formatter)}</pre>'
+
+
+@functools.cache
+def _lexer(marked: str | None) -> Any:
+    """One lexer for all IRs and assemblies; it knows no errors."""
+    from pygments.lexer import RegexLexer
+    from pygments.token import (
+        Comment,
+        Generic,
+        Keyword,
+        Name,
+        Number,
+        String,
+        Text,
+    )
+
+    rules = [
+        (r"\.\.\.\n", Comment), (r"//.*|/\*.*?\*/", Comment),
+        (r'"(?:[^"\\\n]|\\.)*"', String),
+        (r"[%@$][\w.$-]+", Name.Variable),
+        (r"\b(?:bf16|[fiu]\d+|pred|tensor|c64)\b", Keyword.Type),
+        (r"\b(?:ROOT|ENTRY|HloModule|module|func\.func|return)\b", Keyword),
+        (r"\b(?:0x[0-9a-fA-F]+|\d+(?:\.\d+(?:e[+-]?\d+)?)?)\b", Number),
+        (r"[A-Za-z_][\w.-]*", Text), (r"\s+", Text), (r".", Text)]
+    if marked:
+        rules.insert(0, (marked, Generic.Strong))
+    return type("IR", (RegexLexer,), {
+        "tokens": {"root": rules}, "flags": re.M})(stripnl=False)
+
+
+@functools.cache
+def _style() -> Any:
+    from pygments.style import Style
+    from pygments.token import Comment, Generic, Keyword, Name, Number, String
+
+    return type("Course", (Style,), {"styles": {
+        Comment: "#666", String: "#7a4a00", Name.Variable: "#00507a",
+        Name.Function: "#00507a", Keyword: "bold #111",
+        Keyword.Type: "#8a2f6b", Number: "#006b4f",
+        Generic.Strong: "bold #111 bg:#ffe08a", Generic.Deleted: "#a33",
+        Generic.Inserted: "#006b4f"}})
 
 
 def folded(title: str, body: str) -> str:

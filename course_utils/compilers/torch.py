@@ -368,7 +368,7 @@ def _pretence(torch: Any, target: str) -> list[tuple[Any, str, Any]]:
     from torch._inductor import scheduler
     from torch._inductor.fx_passes import joint_graph
     from torch._inductor.runtime import triton_helpers
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses import fake_tensor
     from triton.backends.compiler import GPUTarget
 
     _allow_cuda_views()
@@ -390,7 +390,8 @@ def _pretence(torch: Any, target: str) -> list[tuple[Any, str, Any]]:
     cuda, cpu = torch.cuda, torch.device("cpu")
     patterns = joint_graph.lazy_init
     return [
-        (FakeTensorMode, "avoid_device_init", True),
+        (fake_tensor, "init_gpu_context", lambda device: None),
+        (fake_tensor.FakeTensorMode, "avoid_device_init", True),
         (cuda, "is_available", lambda: True),
         (cuda, "device_count", lambda: 1),
         (cuda, "current_device", lambda: 0),
