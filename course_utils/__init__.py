@@ -1,4 +1,4 @@
-"""course_utils: the small package the five notebooks of *Model to Silicon* share.
+"""course_utils: the small package that the five notebooks share.
 
 Importing it costs nothing heavy: jax, torch, triton, matplotlib, pandas and
 ipywidgets are imported where they are first needed, and each may be missing.
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
         ir,
         kernels,
         plot,
+        timing,
     )
 
 __version__ = "0.1.0"
 
-_MODULES = ("chips", "compilers", "exercises", "explore", "flops", "ir",
-            "kernels", "plot")
-__all__ = ["Host", "Missing", "start", *_MODULES]
+__all__ = ["Host", "Missing", "chips", "compilers", "exercises", "explore",
+           "flops", "ir", "kernels", "plot", "start", "timing"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a module of the package when it is first named."""
-    if name in _MODULES:
+    if name in __all__:
         return importlib.import_module(f"course_utils.{name}")
     raise AttributeError(f"module 'course_utils' has no attribute {name!r}")
 

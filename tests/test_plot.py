@@ -179,7 +179,8 @@ def test_lines_draw_every_point_and_the_mark():
     [ax] = plot.lines(SERIES, "s", at=3).axes
     *drawn, mark = ax.lines
     for line, points in zip(drawn, SERIES.values(), strict=True):
-        assert [*zip(line.get_xdata(), line.get_ydata(), strict=True)] == points
+        drawn_points = zip(line.get_xdata(), line.get_ydata(), strict=True)
+        assert [*drawn_points] == points
     assert len({line.get_marker() for line in drawn}) == 2
     assert set(mark.get_xdata()) == {3}
     assert ax.get_xscale() == ax.get_yscale() == "log"
