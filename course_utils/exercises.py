@@ -122,10 +122,15 @@ def _fault(exercise: Exercise, answer: Any, right: Any) -> str:
         except Exception as error:  # from the reader's own function
             return f"that raised {type(error).__name__}: {error}"
     fault = _differ(answer, right, exercise.rel_tol)
-    for mistake, teach in exercise.wrong if fault else ():
-        # A mistake is usually handed in rounded.
-        if not _differ(answer, mistake(right), exercise.rel_tol or 1e-3):
-            return teach
+    if not fault:
+        return ""
+    # An exact mistake first; then a right answer, or a mistake, rounded.
+    for rel_tol in (exercise.rel_tol or 1e-9, 1e-3):
+        for mistake, teach in exercise.wrong:
+            if not _differ(answer, mistake(right), rel_tol):
+                return teach
+        if not _differ(answer, right, 1e-3):
+            return "Close: the exact value is asked for."
     return fault
 
 
@@ -133,8 +138,10 @@ def _differ(answer: Any, right: Any, rel_tol: float) -> str:
     if hasattr(answer, "tolist"):  # an array's or a tensor's number
         answer = answer.tolist()
     if isinstance(right, str):
-        same = isinstance(answer, str) and _fold(answer) == _fold(right)
-        return "" if same else f"{answer!r} is not it (a text is asked for)."
+        if not isinstance(answer, str):
+            return f"this asks for a text; {answer!r} is none."
+        same = _fold(answer) == _fold(right)
+        return "" if same else f"{answer!r} is not it."
     if isinstance(right, set | frozenset):
         return _differ_set(answer, right)
     if isinstance(right, tuple | list):
@@ -168,7 +175,7 @@ def _differ_set(answer: Any, right: set[str] | frozenset[str]) -> str:
 
 
 def _fold(text: Any) -> str:
-    return " ".join(str(text).casefold().split())
+    return " ".join(str(text).casefold().replace("_", "-").split())
 
 
 def _file() -> Path:

@@ -104,34 +104,80 @@ def eager_bytes() -> int:
 
 @exercise(
     "3.2",
-    hints=("The addition and the ReLU are in one kernel when one fused "
-           "computation holds both add( and maximum(.",
-           "Three passes raise the count. One wraps the product, one wraps "
-           "each lonely convert; what does the third do?"),
-    why="dot-library-rewriter only wraps the product for YNNPACK, and "
-        "fusion-wrapper only gives each lonely operation a kernel of its own.",
+    hints=('Ask for the passes of the same function with target="h100" and '
+           "print how many fusions each leaves.",
+           "Show the text after the pass where the count rises: are dot, add "
+           "and maximum in one computation?"),
+    why="On the GPU, Triton generates the product's code, and XLA gives it "
+        "what comes after the product, too. The passes with fusion in their "
+        "names found nothing left to do.",
+    wrong=((lambda right: "fusion", "That is the CPU's. Ask for the H100's."),
+           (lambda right: "priority-fusion",
+            "On the H100 it ran and changed nothing here."),
+           (lambda right: "dot-library-rewriter",
+            "That is the CPU's, and it calls a library. Ask for the H100.")),
 )
 def fusing_pass() -> str:
-    """Which pass made the kernel that holds add and maximum?"""
-    import re
-
+    """Which pass made product, addition and ReLU one kernel on the H100?"""
     from course_utils import ir
 
     fn, args = _example()
-    body = re.compile(r"\{\n((?:  .*\n)*?)  ROOT .* convert\(%max")
-    return next(p.name for p in ir.passes(fn, *args, target="cpu")
-                if any(" add(" in lines and "parameter(2)" not in lines
-                       for lines in body.findall(p.text)))
+
+    def fuses(text: str) -> bool:
+        bodies = text.split("\n}\n")
+        return any(all(f" {op}(" in body for op in ("dot", "add", "maximum"))
+                   for body in bodies if "ENTRY" not in body)
+
+    return next(p.name for p in ir.passes(fn, *args, target="h100")
+                if fuses(p.text))
 
 
 @exercise(
     "3.3",
+    hints=("Each of the 2 x 4 results is a sum of three products.",),
+    why="2 x 4 results of 3 multiply-adds each, and so small a product is "
+        "still written out.",
+    wrong=((lambda right: 2 * right, "Those are FLOPs."),
+           (lambda right: 0, "It is smaller than 4x4: XLA emits it.")),
+)
+def emitted() -> int:
+    """How many vfmadd does XLA emit for a 2x3 times a 3x4 matrix?"""
+    import jax
+    import jax.numpy as jnp
+
+    from course_utils import ir
+
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((2, 3), (3, 4)))
+    return ir.ladder(jnp.matmul, x, w).machine_code.count("vfmadd")
+
+
+@exercise(
+    "3.4",
+    hints=("The tile needs 128 x 128 x 1024 multiply-adds.",
+           "Divide by what one instruction does: 64 x 128 x 16."),
+    why="128 x 128 x 1024 multiply-adds at 64 x 128 x 16 an instruction. "
+        "Fewer stand in the code, because the loop over K runs many times.",
+    wrong=(DOUBLE,
+           (lambda right: right / 2,
+            "The tile has 128 rows, and one instruction does 64."),
+           (lambda right: right / 16,
+            "That is how many stand in the code; the loop over K runs 16 "
+            "times.")),
+)
+def hgmma_executed() -> int:
+    """How many HGMMA.64x128x16 make a 128x128 tile of Y when K is 1024?"""
+    return (128 * 128 * 1024) // (64 * 128 * 16)
+
+
+@exercise(
+    "3.5",
     hints=("Memory needed is argument + output + temp - alias.",
            "Every tile of the result needs a whole row of x. What happens "
            "to x if the result is written over it, tile by tile?"),
-    why="The product reads each row of x many times, so it cannot write over "
-        "x. The compiler makes it elsewhere and adds a second kernel that "
-        "copies it into x: donating cost a copy and saved nothing.",
+    why="The H100's kernel reads each row of x for many tiles, so it cannot "
+        "write over x. The compiler makes the product elsewhere and adds a "
+        "kernel that copies it into x: donating cost a copy and saved "
+        "nothing. On the TPU and this CPU it saves all of x.",
     wrong=((lambda right: right + 2 * 1024 * 1024,
             "That is the size of x, and of alias. Look at temp, too."),),
 )
@@ -157,37 +203,26 @@ def donated_operand() -> int:
 
 
 @exercise(
-    "3.4",
-    hints=("The tile needs 128 x 128 x 1024 multiply-adds.",
-           "Divide by what one instruction does: 64 x 128 x 16."),
-    why="128 x 128 x 1024 multiply-adds at 64 x 128 x 16 an instruction. "
-        "Fewer stand in the code, because the loop over K runs many times.",
-    wrong=(HALF, DOUBLE,
-           (lambda right: right / 16,
-            "That is how many stand in the code; the loop over K runs 16 "
-            "times.")),
-)
-def hgmma_executed() -> int:
-    """How many HGMMA.64x128x16 make a 128x128 tile of Y when K is 1024?"""
-    return (128 * 128 * 1024) // (64 * 128 * 16)
-
-
-@exercise(
-    "3.5",
+    "3.6",
     hints=("Round both sizes up to a whole number of tiles.",
-           "3 rows need one tile of 8; 130 columns need two tiles of 128."),
-    why="One tile down and two across, 8 x 256 numbers of 4 bytes: 5.25 "
-        "times what 3 x 130 numbers need.",
-    wrong=((lambda right: 3 * 130 * 4, "That is without the padding."),
+           "5 rows need one tile of 8; 130 columns need two tiles of 128."),
+    why="One tile down and two across, 8 x 256 numbers of 4 bytes: more than "
+        "three times what 5 x 130 numbers need.",
+    wrong=((lambda right: 5 * 130 * 4, "That is without the padding."),
            (lambda right: right / 4, "Those are numbers; f32 has 4 bytes."),
            (lambda right: right / 2,
             "130 columns do not fit in one tile of 128.")),
 )
 def padded_bytes() -> int:
-    """How many bytes does an f32[3, 130] occupy in tiles of 8x128?"""
-    rows, columns = (-(-size // tile) * tile
-                     for size, tile in ((3, 8), (130, 128)))
-    return rows * columns * 4
+    """How many bytes does an f32[5, 130] occupy on a TPU v5e?"""
+    import jax
+    import jax.numpy as jnp
+
+    from course_utils import ir
+
+    spec = jax.ShapeDtypeStruct((5, 130), jnp.float32)
+    return ir.ladder(lambda x: x + 1, spec,
+                     target="tpu-v5e").memory["argument"]
 
 
 def _own_product(answer: Any, _: Any) -> str:
@@ -211,24 +246,27 @@ def _own_product(answer: Any, _: Any) -> str:
 
 
 @exercise(
-    "3.6",
+    "3.7",
     hints=("Multiply x[:, :, None] with w[None] and sum the middle axis? XLA "
            "recognises that as a product too, and calls the library.",
            "Add up 64 outer products, column k of x with row k of w, in a "
            "Python loop: tracing unrolls it."),
-    why="XLA calls a library for what its rules recognise as a product; a "
-        "long chain of multiplies and adds they do not recognise, so it "
-        "generates code. Whether that code is fast is another question.",
+    why="XLA calls a library for what its rules recognise as a product, and "
+        "yours they did not recognise, so it generated code. Whether that "
+        "code is fast is another question.",
     judge=_own_product,
 )
-def own_product() -> str:
+def own_product() -> Callable[..., Any]:
     """A function of x and w, both f32[64, 64], that returns x @ w without a
     library call on the CPU."""
-    return "lambda x, w: sum(x[:, k:k + 1] * w[k] for k in range(64))"
+    def outer_products(x: Any, w: Any) -> Any:
+        return sum(x[:, k:k + 1] * w[k] for k in range(64))
+
+    return outer_products
 
 
 @exercise(
-    "3.7",
+    "3.8",
     hints=("Each chip needs all of W for its rows of Y, and has a quarter.",
            "What collects the quarters so that every chip has them all?"),
     why="An all-gather brings the quarters of W together on every chip: 4.2 "
@@ -237,6 +275,9 @@ def own_product() -> str:
             "That is what each chip starts with, and what it reads."),
            (lambda right: ("all-reduce", 512 * 2048 * 2),
             "No sums are partial here: each chip has whole rows of X."),
+           (lambda right: (right[0], right[1] * 3 // 4),
+            "That is what arrives; the quarter that was there is written "
+            "too."),
            (lambda right: ("all-reduce", right[1]),
             "Nothing is added up here; what is missing on each chip?")),
 )
@@ -256,30 +297,3 @@ def fsdp_collective() -> tuple[str, int]:
     made = ir.ladder(fn, *split, target="tpu-v5e").kernels
     return next((k.ops[0], k.bytes_written) for k in made
                 if "all-" in k.ops[0])
-
-
-@exercise(
-    "3.8",
-    hints=("One thread's registers times 32, rounded up to 256, is what a "
-           "warp takes.",
-           "The kernel's registers a thread are in the table of the ladder: "
-           "nvidia.kernels[0].registers."),
-    why="A block takes its registers for as long as it runs. This kernel "
-        "keeps a 128x128 tile of f32 in them, and few blocks fit.",
-    wrong=((lambda right: right * 4, "Those are warps; a block has four."),
-           (lambda right: right + 1, "A block fits whole or not at all.")),
-)
-def blocks_by_registers() -> int:
-    """How many blocks of our Triton kernel fit on an SM of the H100 if
-    registers were the only limit?"""
-    import torch
-
-    from course_utils import chips, kernels
-
-    x, w, b = _example()[1]
-    meta = [torch.empty(shape, dtype=torch.bfloat16, device="meta")
-            for shape in (x.shape, w.shape, b.shape, (512, 2048))]
-    made = kernels.build(kernels.matmul_bias_relu,
-                         *kernels.linear_args(*meta), target="h100")
-    warp = -(-made.registers * 32 // 256) * 256
-    return chips.get("h100").registers_per_sm // (warp * made.num_warps)

@@ -35,7 +35,7 @@ def ladders():
 
 
 @pytest.mark.parametrize("target, last", [
-    ("cpu", ("llvm-ir", "assembly")), ("h100", ("ptx", "sass")),
+    ("cpu", ("assembly", "library")), ("h100", ("ptx", "sass")),
     ("tpu-v5e", ("llo", "bundles"))])
 def test_every_rung_stands(ladders, target, last):
     ladder = ladders[target]
@@ -228,3 +228,52 @@ def test_unknown_rung_names_the_nearest(ladders):
 
 def test_public_name():
     assert course_utils.ir is ir
+
+
+SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+STACK = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32)
+
+
+def loop(x, w):
+    return jax.lax.fori_loop(
+        0, 64, lambda k, y: y + x[:, k, None] * w[k], jnp.zeros((64, 64)))
+
+
+def scan(x):
+    return jax.lax.scan(lambda c, t: (c @ t, c.sum()), x[0], x)
+
+
+def branch(x):
+    return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x, lambda x: x + 1, x)
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100", "tpu-v5e"])
+@pytest.mark.parametrize("fn, args, ops", [
+    (loop, (SQUARE, SQUARE), {"multiply", "compare"}),
+    (scan, (STACK,), {"compare"}), (branch, (SQUARE,), {"add"})])
+def test_control_flow_climbs(fn, args, ops, target):
+    ladder = ir.ladder(fn, *args, target=target)
+    assert ladder.machine_code
+    found = {op for k in ladder.kernels for op in k.ops}
+    assert ops <= found
+    if fn is not loop:
+        assert found & {"dot", "convolution"}
+    assert not any("tuple" in k.ops or "while" in k.ops
+                   for k in ladder.kernels)
+
+
+@pytest.mark.parametrize("target", ["cpu", "tpu-v5e"])
+def test_same_optimized_hlo_as_the_public_path(target):
+    """What travels as StableHLO compiles to what jax.jit compiles to."""
+    from course_utils.compilers import text, worker, xla
+
+    public = worker.call(
+        "xla", "tests.public_path:optimized", target,
+        environment=xla._environment(target))
+    ours = ir.ladder(relu_xwb, *specs(), target=target)["hlo-optimized"]
+
+    def shape(hlo):  # the module's own line and all names apart
+        return re.sub(r"%[\w.-]+|\w+\.\d+:|, sharding={replicated}", "",
+                      hlo.partition("\n")[2])
+
+    assert shape(text.canonical(public)) == shape(ours.text)

@@ -20,7 +20,7 @@ _INSTRUCTION = re.compile(r"^  (?:ROOT )?%?([\w.-]+) = (.*)$")
 _OPCODE = re.compile(r"(?<![\w%.-])([a-z][a-z0-9-]*)\(")
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|branch_computations|"
-    r"true_computation|false_computation)=\{?((?:%[\w.-]+(?:, )?)+)\}?")
+    r"true_computation|false_computation)=\{?(%[\w.-]+(?:, %[\w.-]+)*)")
 
 # No work of their own: views, tuples, and inputs.
 _NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element",
@@ -151,8 +151,9 @@ def _walk(name: str, computations: dict[str, list[Instruction]],
         if op.opcode in ("while", "call", "conditional"):
             for called in op.called:
                 found += _walk(called, computations, generated)
-        elif op.opcode.endswith("-done") or op.opcode in (
-                _NOTHING | {"copy-start"}):
+        elif (op.opcode in _NOTHING or op.opcode == "copy-start"
+              or op.opcode.endswith("-done")
+              or _target(op) == "AllocateBuffer"):
             continue
         else:
             found.append(_kernel(op, values, computations, generated))
@@ -185,13 +186,13 @@ def _ops(op: Instruction, computations: dict[str, list[Instruction]]
          ) -> tuple[str, ...]:
     """Opcodes of what a kernel computes, those of nested fusions among them.
 
-    A fusion that only moves data is a "copy".
+    A fusion that only moves data is called by what it does last.
     """
     if op.opcode == "custom-call":
         return (_target(op),)
     if op.opcode != "fusion":
         return (op.opcode.removesuffix("-start"),)
-    names: list[str] = []
+    names, moves = [], ["copy"]
     todo = list(op.called)
     while todo:
         for inner in computations.get(todo.pop(0), []):
@@ -199,7 +200,9 @@ def _ops(op: Instruction, computations: dict[str, list[Instruction]]
                 todo += inner.called
             elif inner.opcode not in _SILENT:
                 names.append(inner.opcode)
-    return tuple(names) or ("copy",)
+            elif inner.opcode not in _NOTHING:
+                moves.append(inner.opcode)
+    return tuple(names) or (moves[-1],)
 
 
 def _writer(op: Instruction, generated: set[str] | None) -> tuple[str, str]:

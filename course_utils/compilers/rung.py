@@ -93,7 +93,7 @@ class Excerpt:
         if len(more) < len(whole):
             title += f" (the first {FOLDED_BYTES // 1000} kB here)"
         return (_text.html(str(self), rung.language, self.wanted)
-                + _text.folded(title, _text.html(more, rung.language)))
+                + _text.folded(title, _text.plain(more)))
 
 
 @dataclass(frozen=True)

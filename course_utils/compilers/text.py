@@ -28,6 +28,7 @@ _STEADY = (
     (re.compile(r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/"), "<temporary>/"),
     # Where debug information says the source lies.
     (re.compile(r'(\.file\s+\d+) "[^"]*"'), r'\1 "<source>"'),
+    (re.compile(r'(\.asciz|\.ascii)(\s+)"/[^"]*"'), r'\1\2"<source>"'),
     (re.compile(r'!DIFile\([^)]*\)'), "!DIFile(<source>)"),
     (re.compile(r"^#loc.*\n", re.M), ""),
     (re.compile(r' loc\((?:#loc\d*|"[^"]*"(?:\([^()]*\))?)\)'), ""),
@@ -127,11 +128,16 @@ def html(text: str, language: str, marked: str | None = None) -> str:
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import get_lexer_by_name
     except ImportError:
-        return f'<pre style="{_PAGE}">{_html.escape(text)}</pre>'
+        return plain(text)
     lexer = (get_lexer_by_name(language) if language in _PYGMENTS
              else _lexer(marked))
     formatter = HtmlFormatter(noclasses=True, nowrap=True, style=_style())
     return f'<pre style="{_PAGE}">{highlight(text, lexer, formatter)}</pre>'
+
+
+def plain(text: str) -> str:
+    """``text`` as HTML without colours, which would weigh ten times more."""
+    return f'<pre style="{_PAGE}">{_html.escape(text)}</pre>'
 
 
 @functools.cache

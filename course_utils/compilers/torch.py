@@ -541,7 +541,7 @@ def _library(node: Any, origins: list[Any]) -> Kernel | None:
         who = "oneDNN (mkldnn)"
     elif op in ("mm", "addmm", "bmm", "baddbmm"):
         on_cpu = node.get_device().type == "cpu"
-        who = f"ATen {op} (CPU BLAS)" if on_cpu else "cuBLAS"
+        who = "ATen" if on_cpu else "cuBLAS"
     else:
         who = f"ATen {op}"
     given = [n.meta.get("val") for n in origin.all_input_nodes]

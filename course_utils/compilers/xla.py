@@ -327,7 +327,7 @@ def _gpu_code(folder: Path, target: str
     """LLVM IR, PTX and SASS, and each kernel's assembly by its name."""
     tool, assembled = _tool(target), {}
     ptx = [code for file in sorted(folder.glob("*.ptx"))
-           if (code := file.read_text())]
+           if ".entry" in (code := file.read_text())]
     if not ptx:  # every kernel is a library's
         return [], {}
     llvm = [f.read_text() for f in sorted(folder.glob("*ir-with-opt.ll"))]
