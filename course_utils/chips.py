@@ -7,11 +7,13 @@ attributes: ``get("h100").sm_count``; ``get("h100").peak("bf16")``.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from html import escape
 from importlib import resources
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from course_utils import host
@@ -19,13 +21,14 @@ from course_utils import host
 if TYPE_CHECKING:
     import pandas
 
+
 @dataclass(frozen=True)
 class Value:
     """One number or word of the table, with where it is from."""
 
     unit: str
     meaning: str
-    value: int | float | str | list[int]
+    value: int | float | str | tuple[int, ...]
     source: str
     grade: str
     note: str = ""
@@ -37,10 +40,8 @@ class Value:
 
 
 class Level(NamedTuple):
-    """``units`` memories of ``bytes`` each; ``bandwidth`` of all, B/s.
-
-    The bandwidth is the published peak, else the measured one, else None.
-    """
+    """``units`` memories of ``bytes`` each; ``bandwidth`` of all in B/s:
+    the published peak, else the measured one, else None."""
 
     name: str
     bytes: int
@@ -52,8 +53,7 @@ class Level(NamedTuple):
 class Chip:
     """A chip: every column of chips.toml it has is an attribute.
 
-    ``cc`` is NVIDIA's compute capability ("9.0"), ``gfx`` AMD's target name;
-    each None elsewhere. ``values`` has each column with source and grade.
+    ``cc`` is NVIDIA's compute capability ("9.0"), ``gfx`` AMD's target name.
     """
 
     name: str
@@ -61,8 +61,8 @@ class Chip:
     vendor: str
     cc: str | None
     gfx: str | None
-    absent: dict[str, str] = field(compare=False, repr=False)
-    values: dict[str, Value] = field(compare=False, repr=False)
+    absent: Mapping[str, str] = field(compare=False, repr=False)
+    values: Mapping[str, Value] = field(compare=False, repr=False)
 
     def __getattr__(self, name: str) -> Any:
         return self._value(name).value
@@ -70,14 +70,15 @@ class Chip:
     def __reduce__(self) -> tuple[Any, ...]:
         return get, (self.name,)
 
-    @property
-    def sm(self) -> str | None:
-        """The compilers' name for ``cc``: "sm_90"."""
-        return self.cc and "sm_" + self.cc.replace(".", "")
+    def peak(self, dtype: Any) -> float:
+        """Dense peak in FLOP/s (op/s for integers); fp32 and fp64: vector.
 
-    def peak(self, dtype: str) -> float:
-        """Dense peak in FLOP/s (op/s for integers); fp32 and fp64: vector."""
-        short = _data()["dtypes"].get(dtype, dtype)
+        ``dtype`` is a name ("bf16", "bfloat16") or a dtype of JAX, NumPy or
+        torch; ValueError names those the chip has.
+        """
+        name = getattr(dtype, "name", getattr(dtype, "__name__", dtype))
+        name = str(name).rpartition(".")[2].strip().lower()
+        short = _data()["dtypes"].get(name, name)
         peaks = {n.removeprefix("peak_"): v.value
                  for n, v in self.values.items() if n.startswith("peak_")}
         if short not in peaks:
@@ -86,16 +87,12 @@ class Chip:
                              f"{why}; use one of {', '.join(peaks)}")
         return peaks[short]
 
-    def ridge(self, dtype: str) -> float:
+    def ridge(self, dtype: Any) -> float:
         """FLOP per byte of device memory from which the peak can bind."""
         return self.peak(dtype) / self.hbm_bandwidth
 
     def source(self, name: str) -> str:
         return self._value(name).source
-
-    def note(self, name: str) -> str:
-        """What to know about a value; "" if nothing."""
-        return self._value(name).note
 
     def _value(self, name: str) -> Value:
         if name not in self.values:
@@ -113,18 +110,15 @@ class Chip:
         rows[-1] = rows[-1]._replace(name=self.memory_type)  # "HBM3"
         return sorted(rows, key=lambda level: level.bytes)
 
-    def table(self) -> pandas.DataFrame:
-        """One row a value: unit, meaning, value, source, grade, note."""
-        return _frame({n: asdict(v) for n, v in self.values.items()})
-
     def __str__(self) -> str:
         return "\n".join([self.title, *(
             f"  {n:24} {v}  [{v.grade}]" for n, v in self.values.items())])
 
     def _repr_html_(self) -> str:
-        rows = (f"<tr><td>{n}<td>{v}<td>{v.grade}<td>{escape(v.note)}"
-                for n, v in self.values.items())
-        return f"<b>{self.title}</b><table>{''.join(rows)}</table>"
+        rows = "".join(
+            f"<tr><td>{n}<td>{v}<td>{v.grade}<td>{escape(v.source)}"
+            f"<td>{escape(v.note)}" for n, v in self.values.items())
+        return f"<b>{self.title}</b><table>{rows}</table>"
 
 
 def get(name: str | Chip) -> Chip:
@@ -148,16 +142,13 @@ def names() -> list[str]:
 
 def table() -> pandas.DataFrame:
     """One row a chip, one column a field; recalled values say so."""
-    return _frame({n: {f: str(v) if v.grade == "R" else v.value
-                       for f, v in get(n).values.items()} for n in names()})
-
-
-def _frame(rows: dict[str, dict[str, Any]]) -> pandas.DataFrame:
     pandas = host.need("pandas", "a table of chips is a DataFrame")
-    return pandas.DataFrame(rows, dtype=object).T
+    return pandas.DataFrame({n: {
+        f: str(v) if v.grade == "R" else v.value
+        for f, v in get(n).values.items()} for n in names()}, dtype=object).T
 
 
-def _near(name: str, known: dict[str, Any]) -> str:
+def _near(name: str, known: Mapping[str, Any]) -> str:
     near = get_close_matches(name, known, 3, 0.4)
     return f"; nearest: {', '.join(near)}" if near else ""
 
@@ -177,7 +168,11 @@ def _chip(name: str) -> Chip:
     values = {}
     for column, (unit, meaning) in data["columns"].items():
         if entry := own.get(column):
-            source = {"source": data["sources"][entry["source"]]}
-            values[column] = Value(unit, meaning, **entry | source)
+            value, source = entry["value"], data["sources"][entry["source"]]
+            values[column] = Value(
+                unit, meaning, tuple(value) if isinstance(value, list)
+                else value, source, entry["grade"], entry.get("note", ""))
     return Chip(name, own["title"], own["vendor"], cc, own.get("gfx"),
-                own.get("absent", {}), values)
+                # every reader shares this chip
+                MappingProxyType(own.get("absent", {})),
+                MappingProxyType(values))

@@ -12,9 +12,9 @@ import difflib
 import html
 import inspect
 import json
-import math
 import numbers
 import os
+import reprlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,10 @@ from course_utils.exercises_data import EXERCISES, Exercise
 from course_utils.host import Missing
 
 _COLORS = {"Correct": "#009E73", "Not yet": "#D55E00"}
-_memory: dict[str, dict[str, Any]] = {}
+_memory: dict[str, list[str]] = {}  # exercise: events in their order
 _shown: dict[str, int] = {}  # hints shown in this kernel
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,10 @@ def check(number: str, answer: Any = None) -> Verdict:
         right = exercise.solve()
     except (Missing, ImportError) as lack:
         return Verdict("Not checked", str(lack))
-    fault = _fault(exercise, answer, right)
+    try:
+        fault = _fault(exercise, answer, right)
+    except Exception as error:  # from the reader's own function or object
+        fault = f"checking that raised {type(error).__name__}: {error}"
     _record(number, "wrong" if fault else "right")
     return (Verdict("Not yet", fault) if fault
             else Verdict("Correct", exercise.why))
@@ -97,7 +102,7 @@ def solution(number: str) -> Verdict:
 
 
 def _find(number: str) -> Exercise:
-    if number in EXERCISES:
+    if isinstance(number, str) and number in EXERCISES:
         return EXERCISES[number]
     near = difflib.get_close_matches(str(number), EXERCISES, 3, 0)
     raise KeyError(f"there is no exercise {number!r}; the nearest are "
@@ -106,9 +111,7 @@ def _find(number: str) -> Exercise:
 
 def _blank(answer: Any) -> bool:
     """Nothing written yet, or a part still to be filled in."""
-    if isinstance(answer, dict):
-        answer = tuple(answer.values())
-    if isinstance(answer, tuple | list | set):
+    if isinstance(answer, tuple | list):
         return any(map(_blank, answer))
     return answer is None or answer is ... or (
         isinstance(answer, str) and not answer.strip())
@@ -117,15 +120,14 @@ def _blank(answer: Any) -> bool:
 def _fault(exercise: Exercise, answer: Any, right: Any) -> str:
     """What is wrong with ``answer``, as a sentence; "" if nothing is."""
     if exercise.judge:
-        try:
-            return exercise.judge(answer, right)
-        except Exception as error:  # from the reader's own function
-            return f"that raised {type(error).__name__}: {error}"
-    fault = _differ(answer, right, exercise.rel_tol)
+        return exercise.judge(answer, right)
+    if hasattr(answer, "tolist"):  # an array's or a tensor's numbers
+        answer = answer.tolist()
+    fault = _differ(answer, right)
     if not fault:
         return ""
     # An exact mistake first; then a right answer, or a mistake, rounded.
-    for rel_tol in (exercise.rel_tol or 1e-9, 1e-3):
+    for rel_tol in (1e-9, 1e-3):
         for mistake, teach in exercise.wrong:
             if not _differ(answer, mistake(right), rel_tol):
                 return teach
@@ -134,48 +136,32 @@ def _fault(exercise: Exercise, answer: Any, right: Any) -> str:
     return fault
 
 
-def _differ(answer: Any, right: Any, rel_tol: float) -> str:
-    if hasattr(answer, "tolist"):  # an array's or a tensor's number
-        answer = answer.tolist()
+def _differ(answer: Any, right: Any, rel_tol: float = 1e-9) -> str:
+    """How a text, a number or a tuple of them differs from the right one."""
+    shown = _SHORT.repr(answer)
+    if isinstance(right, tuple):
+        if not isinstance(answer, tuple | list) or len(answer) != len(right):
+            return f"this asks for {len(right)} values; {shown} is not that."
+        faults = (_differ(*pair, rel_tol)
+                  for pair in zip(answer, right, strict=True))
+        return next((f"value {n}: {fault}" for n, fault in enumerate(
+            faults, 1) if fault), "")
     if isinstance(right, str):
         if not isinstance(answer, str):
-            return f"this asks for a text; {answer!r} is none."
-        same = _fold(answer) == _fold(right)
-        return "" if same else f"{answer!r} is not it."
-    if isinstance(right, set | frozenset):
-        return _differ_set(answer, right)
-    if isinstance(right, tuple | list):
-        right = dict(enumerate(right, 1))
-        if isinstance(answer, tuple | list):
-            answer = dict(enumerate(answer, 1))
-    if isinstance(right, dict):
-        if not isinstance(answer, dict) or answer.keys() != right.keys():
-            return f"this asks for {len(right)} values: {[*right]}."
-        faults = ((key, _differ(answer[key], value, rel_tol))
-                  for key, value in right.items())
-        return next((f"value {key}: {fault}" for key, fault in faults
-                     if fault), "")
-    if isinstance(right, bool) or isinstance(answer, bool):
-        return "" if answer is right else f"{answer} is not it."
-    if not isinstance(answer, numbers.Real):
-        return f"this asks for a number; {answer!r} is none."
-    if math.isclose(answer, right, rel_tol=rel_tol):
+            return f"this asks for a text; {shown} is none."
+        return "" if _fold(answer) == _fold(right) else f"{shown} is not it."
+    if hasattr(answer, "item"):  # NumPy's own kind of number
+        answer = answer.item()
+    if not isinstance(answer, numbers.Real) or isinstance(answer, bool) or (
+            answer != answer):
+        return f"this asks for a number; {shown} is none."
+    if abs(answer - right) <= rel_tol * abs(right):
         return ""
     return f"{answer} is too {'low' if answer < right else 'high'}."
 
 
-def _differ_set(answer: Any, right: set[str] | frozenset[str]) -> str:
-    if not isinstance(answer, set | frozenset | list | tuple):
-        return f"this asks for a set; {answer!r} is none."
-    given, wanted = set(map(_fold, answer)), set(map(_fold, right))
-    if extra := given - wanted:
-        return f"{', '.join(sorted(extra))} does not belong."
-    missing = len(wanted - given)
-    return f"right so far, {missing} missing." if missing else ""
-
-
-def _fold(text: Any) -> str:
-    return " ".join(str(text).casefold().replace("_", "-").split())
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().replace("_", "-").split())
 
 
 def _file() -> Path:
@@ -187,24 +173,24 @@ def _file() -> Path:
     return Path(data) / "model-to-silicon" / "progress.json"
 
 
-def _book() -> dict[str, dict[str, Any]]:
+def _book() -> dict[str, list[str]]:
+    """What is known; what a file holds that is not ours does not count."""
     try:
-        stored = json.loads(_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):  # unreadable, or no home
-        stored = {}
-    return {**_memory, **stored} if isinstance(stored, dict) else _memory
+        stored = json.loads(_file().read_text(encoding="utf-8")).items()
+    except (OSError, ValueError, RuntimeError, AttributeError):
+        stored = ()  # unreadable, no dict, or no home
+    return _memory | {number: events for number, events in stored if (
+        isinstance(events, list) and events
+        and all(isinstance(event, str) for event in events))}
 
 
 def _record(number: str, event: str) -> None:
     """Note an event; once solved, the way it was solved stands."""
     book = _book()
-    entry = book.setdefault(number, {"before": [], "solved": False})
-    if entry["solved"]:
+    events = book.setdefault(number, [])
+    if "right" in events:
         return
-    if event == "right":
-        entry["solved"] = True
-    else:
-        entry["before"].append(event)
+    events.append(event)
     _memory.update(book)
     try:
         path = _file()
@@ -236,8 +222,8 @@ def progress() -> Progress:
     book, rows = _book(), []
     for notebook in dict.fromkeys(n.split(".")[0] for n in EXERCISES):
         mine = [n for n in EXERCISES if n.split(".")[0] == notebook]
-        done = [n for n in mine if book.get(n, {}).get("solved")]
-        first = sum(not book[n]["before"] for n in done)
+        done = [n for n in mine if "right" in book.get(n, ())]
+        first = sum(book[n][0] == "right" for n in done)
         left = " ".join(n for n in mine if n not in done)
         rows.append((notebook, len(done), len(mine), first, left))
     return Progress(tuple(rows))

@@ -7,31 +7,35 @@ multiply-add (8 if complex), padded taps and dense attention included.
 ``elementwise``: float arithmetic, max, min and reductions (n - 1 each).
 ``transcendental``: one for each exp, log, tanh, erf, sqrt, power.
 ``integer``: integer arithmetic, comparisons, selects; a sort is n log2 n.
-Moving data and drawing random bits are no FLOPs. Each op reads its inputs and
-writes its outputs once; views move nothing, a gather only what it takes.
+A complex number counts as its two parts outside products. Moving data and
+drawing random bits are no FLOPs. Each op reads its inputs and writes its
+outputs once; views move nothing, a gather or a write into part of an array
+only that part.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
+import dataclasses
+import functools
 import html
-import importlib
 import inspect
 import math
 import re
 import sys
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from course_utils.host import Missing
+from course_utils.host import Missing, need
 
 KINDS = ("matmul", "elementwise", "transcendental", "integer")
 Wrt = str | int | tuple[int, ...] | None
+_WHY = "counting FLOPs here needs it"
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Cost:
 
     def table(self) -> Any:
         """A pandas DataFrame, one row an op."""
-        return _need("pandas").DataFrame(
+        return need("pandas", _WHY).DataFrame(
             [asdict(op) | {"flops": op.flops} for op in self.ops])
 
     def __str__(self) -> str:
@@ -94,11 +98,13 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
 
     ``fn`` is a JAX function (arrays or jax.ShapeDtypeStruct) or a torch
     function or nn.Module (real or meta tensors). ``wrt`` None: forward only.
-    "params" (trainable parameters; argument 0 of a plain function), "all"
-    (those and the float arguments) or argument numbers: forward and backward
-    with a cotangent of ones. Raises ValueError or TypeError naming the
-    argument. Modules given as fn or argument are counted on a fake copy; one
-    that fn closes over is the real one, so pass it if fn trains it.
+    "params" (trainable parameters, also of modules that fn closes over or
+    names; argument 0 of a function without any), "all" (those and the float
+    arguments) or argument numbers: forward and backward with a cotangent of
+    ones. Raises ValueError or TypeError naming the argument. What a torch
+    function reaches through arguments, closure, globals or ``self`` is
+    replaced by fake copies; what it takes from a class or a Python module is
+    the real one.
     """
     run = _torch if _front_end(fn, args, kwargs) == "torch" else _jax
     wrt = _check_wrt(wrt, len(args))
@@ -118,25 +124,21 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
     return cost
 
 
-def compare(fn: Callable, *args: Any, kwargs: dict | None = None,
-            wrt: Wrt = None) -> Any:
+def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:
     """A DataFrame: our count beside XLA's or torch's FlopCounterMode.
 
     ``flops`` leaves transcendentals apart, as XLA does; ``why`` says what
     makes a row differ from ours. XLA compiles for the default device.
     """
-    pandas, cost = _need("pandas"), count(fn, *args, kwargs=kwargs, wrt=wrt)
-    ours, call = cost.matmul + cost.elementwise, (
-        fn, args, kwargs or {}, _check_wrt(wrt, len(args)))
+    pandas, cost = need("pandas", _WHY), count(fn, *args, wrt=wrt)
+    ours = cost.matmul + cost.elementwise
+    call = fn, args, {}, _check_wrt(wrt, len(args))
     rows = [("course_utils", cost.matmul, ours, cost.transcendental,
              cost.bytes, "the program as written")]
     shapes = " ".join(shape for op in cost.ops for shape in op.shapes)
     why = [f"we left out {what}" for what in cost.unknown]
     why += ["complex counts as real"] * bool(re.search(r"\bc\d", shapes))
-    why += ["integers and comparisons count"] * bool(cost.integer)
-    why += ["padded taps or groups of a convolution"] * any(
-        "conv" in op.name and op.matmul for op in cost.ops)
-    if _front_end(fn, args, kwargs) == "torch":
+    if _front_end(fn, args, {}) == "torch":
         from torch.utils.flop_counter import FlopCounterMode
 
         _torch_run(*call, counter := FlopCounterMode(display=False))
@@ -148,13 +150,13 @@ def compare(fn: Callable, *args: Any, kwargs: dict | None = None,
         why += ["a loop's body counts once"] * any(
             op.repeats != 1 for op in cost.ops)
         program, arrays, _ = _jax_program(*call)
-        low = _need("jax").jit(program).lower(*arrays)
+        low = need("jax", _WHY).jit(program).lower(*arrays)
         for stage, name in (low, "lowered"), (low.compile(), "compiled"):
             found = stage.cost_analysis() or {}
             found = found[0] if isinstance(found, list) else found
             n, also = found.get("flops"), (
-                "its rules for single ops" if stage is low else
-                "after fusing, converting, merging")
+                "its rules for single ops, integers too" if stage is low
+                else "after fusing, converting, merging")
             rows.append((f"XLA {name}", None, n, found.get(
                 "transcendentals", 0), found.get("bytes accessed"),
                 "agrees" if n == ours else "; ".join(why or [also])))
@@ -164,15 +166,9 @@ def compare(fn: Callable, *args: Any, kwargs: dict | None = None,
 
 
 # --- arguments -------------------------------------------------------------
-def _need(library: str) -> Any:
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise Missing(library, "counting FLOPs here needs it",
-                      f"Run: pip install {library}") from None
-
-
 def _leaves(tree: Any) -> Iterator[Any]:
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        tree = [getattr(tree, f.name) for f in dataclasses.fields(tree)]
     if isinstance(tree, dict | list | tuple):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from _leaves(item)
@@ -187,12 +183,22 @@ def _front_end(fn: Any, args: tuple, kwargs: Any) -> str:
                         "function or module, its arguments, kwargs as a dict")
     torch = sys.modules.get("torch")
     ours = (torch.Tensor, torch.nn.Module) if torch else ()
+    while isinstance(fn, functools.partial):
+        fn, args = fn.func, (*args, fn.args, fn.keywords)
     kinds = {"torch" if isinstance(x, ours) else "jax" for x in _leaves(
         (getattr(fn, "__self__", fn), args, kwargs))
         if isinstance(x, ours) or (hasattr(x, "dtype") and x is not fn)}
     if len(kinds) == 2:
         raise TypeError("args mix torch with JAX or NumPy arrays: pass one "
                         f"kind (here {_described(fn, args)})")
+    if not kinds and torch:  # no array given: what does fn itself name?
+        named = [fn]
+        with contextlib.suppress(TypeError):
+            found = inspect.getclosurevars(fn)
+            named += _leaves((found.nonlocals, found.globals))
+        if any(x is torch or isinstance(x, ours) or str(getattr(
+                x, "__module__", "")).startswith("torch") for x in named):
+            return "torch"
     return kinds.pop() if kinds else "jax"
 
 
@@ -201,14 +207,16 @@ def _check_wrt(wrt: Any, n: int) -> Any:
     numbers = tuple(wrt) if isinstance(wrt, list | tuple) else (wrt,)
     if wrt is None or numbers in (("params",), ("all",)):
         return wrt
-    for i in numbers:
-        if type(i) is not int or not 0 <= i < n:
-            near = difflib.get_close_matches(str(i), ("params", "all"), 1, 0.3)
-            raise ValueError(
-                f"wrt={wrt!r} is not None, 'params', 'all' or numbers of the "
-                f"{n} arguments (from 0)" + "".join(
-                    f"; did you mean {name!r}?" for name in near))
+    if not all(type(i) is int and 0 <= i < n for i in numbers):
+        raise ValueError(f"wrt={wrt!r} is not None, 'params', 'all' or "
+                         f"numbers of the {n} arguments (from 0)")
     return numbers
+
+
+def _no_gradient(wrt: Any) -> ValueError:
+    return ValueError(f"nothing fn returns depends on wrt={wrt!r}: return "
+                      "arrays (in tuples, dicts or dataclasses) made from it "
+                      "with gradients on, or pass wrt=None")
 
 
 def _described(fn: Any, args: tuple) -> str:
@@ -222,10 +230,14 @@ def _described(fn: Any, args: tuple) -> str:
         or repr(arg)[:40]) for name, arg in zip(names, args, strict=True))
 
 
-# --- rules: inputs, outputs, parameters of an op -> how much of each kind ---
+# --- rules: inputs, outputs, parameters of an op -> how much of each kind,
+# and "bytes" where it moves other than all its inputs and outputs -----------
 class _Array(NamedTuple):
+    """``nbytes`` is what it stores: less than its shape if broadcast."""
+
     shape: tuple[int, ...]
     dtype: str
+    itemsize: int
     nbytes: int
     size = property(lambda self: math.prod(self.shape))
 
@@ -238,29 +250,86 @@ def _array(x: Any) -> _Array:
     """Of an aval, array or tensor; a stride of 0 stores one element."""
     steps = x.stride() if hasattr(x, "is_sparse") else (1,) * len(x.shape)
     held = (n for n, step in zip(x.shape, steps, strict=True) if step or not n)
+    itemsize = getattr(x.dtype, "itemsize", 0)
     return _Array(tuple(x.shape), str(x.dtype).removeprefix("torch."),
-                  math.prod(held) * getattr(x.dtype, "itemsize", 0))
+                  itemsize, math.prod(held) * itemsize)
 
 
-def _tally(kind: str, n: int, like: _Array, if_complex: int = 2) -> Counter:
+def _held(arrays: list[_Array]) -> int:
+    return sum(a.nbytes for a in arrays)
+
+
+def _tally(kind: str, n: int, like: _Array) -> Counter:
     """n operations in this dtype, as real operations under their kind."""
     if "int" in like.dtype or like.dtype == "bool":
         return Counter(integer=n)
-    return Counter({kind: n * if_complex ** like.dtype.startswith("c")})
+    real = 1 if like.dtype[0] != "c" else 4 if kind == "matmul" else 2
+    return Counter({kind: n * real})
 
 
-def _contract(macs: int, like: _Array) -> Counter:
-    return _tally("matmul", 2 * macs, like, 4)
-
-
-def _each(kind: str, times: int = 1, if_complex: int = 2) -> Callable:
+def _each(kind: str, times: int = 1, more: Callable = lambda p: 0) -> Callable:
+    """``times`` for each output, and as often again as ``more`` says."""
     return lambda ins, outs, p: _tally(
-        kind, times * outs[0].size, outs[0], if_complex)
+        kind, (times + more(p)) * outs[0].size, outs[0])
+
+
+def _scaled(name: str) -> Callable:
+    """One product more where this factor is given."""
+    return lambda p: p.get(name, 1) != 1
 
 
 def _reduce(kind: str, per_input: int = 1, per_output: int = -1) -> Callable:
     return lambda ins, outs, p: _tally(kind, max(
         0, per_input * ins[0].size + per_output * outs[0].size), ins[0])
+
+
+def _move(ins: list, outs: list, p: dict) -> Counter:
+    return Counter()
+
+
+def _view(ins: list, outs: list, p: dict) -> Counter:
+    return Counter(bytes=0)
+
+
+def _take(ins: list, outs: list, p: dict) -> Counter:
+    """Reads of ins[0] what it gives back."""
+    return Counter(bytes=_held(ins[1:]) + 2 * _held(outs))
+
+
+def _fill(ins: list, outs: list, p: dict) -> Counter:
+    """Writes all of its output without a look at ins[0]."""
+    return Counter(bytes=_held(ins[1:]) + _held(outs))
+
+
+def _put(size: Callable, adds: Callable = lambda p: False) -> Callable:
+    """Writes, or adds to, ``size(ins, p)`` elements of ins[0]."""
+    def rule(ins: list, outs: list, p: dict) -> Counter:
+        n, add = size(ins, p), adds(p)
+        moved = _held(ins[1:]) + n * ins[0].itemsize * (2 if add else 1)
+        return _tally("elementwise", n * add, ins[0]) + Counter(bytes=moved)
+    return rule
+
+
+def _like(i: int) -> Callable:
+    return lambda ins, p: ins[i].size
+
+
+def _rows(ins: list, p: dict) -> int:
+    """Elements in the rows of ins[0] that an index of one axis names."""
+    return ins[0].size // _line(ins, p) * ins[1].size
+
+
+def _indexed(ins: list, p: dict) -> int:
+    """Elements of ins[0] at p["indices"]; at a mask, it could be all."""
+    from torch import bool as mask
+    from torch import broadcast_shapes
+    index = [i for i in p["indices"] if i is not None]
+    if any(i.dtype == mask for i in index):
+        return ins[0].size
+    axes = zip(ins[0].shape, p["indices"], strict=False)
+    over = math.prod(n for n, i in axes if i is not None)
+    shape = broadcast_shapes(*(i.shape for i in index))
+    return ins[0].size // max(over, 1) * math.prod(shape)
 
 
 def _line(ins: list, p: dict) -> int:
@@ -275,34 +344,40 @@ def _power(ins: list, outs: list, p: dict) -> Counter:
     if not isinstance(y, int | float) or y != int(y) or not 0 < abs(y) < 64:
         return _each("transcendental")(ins, outs, p)
     n = int(abs(y)).bit_length() + int(abs(y)).bit_count() - 2 + (y < 0)
-    return _each("elementwise", n, 6)(ins, outs, p)
+    return _each("elementwise", n)(ins, outs, p)
 
 
 def _jax_dot(ins: list, outs: list, p: dict) -> Counter:
     over = p["dimension_numbers"][0][0]
     if not over:  # an outer product multiplies and adds nothing
-        return _each("elementwise", 1, 6)(ins, outs, p)
-    return _contract(outs[0].size * math.prod(
+        return _each("elementwise")(ins, outs, p)
+    return _tally("matmul", 2 * outs[0].size * math.prod(
         ins[0].shape[axis] for axis in over), ins[0])
 
 
 def _jax_conv(ins: list, outs: list, p: dict) -> Counter:
+    """A gradient pairs the same elements as its forward, padding included."""
     lhs, rhs, out = p["dimension_numbers"]
     macs = math.prod(outs[0].shape[d] for d in out[:2]) * ins[1].shape[rhs[1]]
-    # Transposed (or a gradient), it meets holes or leaves taps out: pairs of
-    # the two shorter sides are real.
-    holes = p["backward"] or any(d > 1 for d in p["lhs_dilation"])
-    for i, k, o in zip(lhs[2:], rhs[2:], out[2:], strict=True):
-        sides = ins[0].shape[i], ins[1].shape[k], outs[0].shape[o]
-        macs *= math.prod(sorted(sides)[:2] if holes else sides[1:])
-    return _contract(macs, ins[0])
+    # JAX makes the weights' gradient by swapping batch and features in both
+    # operands, which makes their layouts the same.
+    of_weights = p["backward"] and lhs == rhs
+    of_input = p["backward"] and lhs != rhs
+    for a, b, c, stride, hole in zip(lhs[2:], rhs[2:], out[2:], p[
+            "window_strides"], p["lhs_dilation"], strict=True):
+        x, w, y = ins[0].shape[a], ins[1].shape[b], outs[0].shape[c]
+        if hole > 1:  # spread out with holes, which are no operands
+            macs *= x * (y if of_weights else w)
+        else:
+            macs *= w * (x if of_input and stride == 1 else y)
+    return _tally("matmul", 2 * macs, ins[0])
 
 
 def _product(ins: list, outs: list, p: dict) -> Counter:
     over = ins[0].shape[-1:]
     if (len(ins[0].shape), len(outs[0].shape)) == (3, 2):  # addbmm
         over = ins[0].shape[::2]  # sums its batch too
-    return _contract(outs[0].size * math.prod(over), ins[0])
+    return _tally("matmul", 2 * outs[0].size * math.prod(over), ins[0])
 
 
 def _add_product(ins: list, outs: list, p: dict) -> Counter:
@@ -324,7 +399,7 @@ def _conv(ins: list, outs: list, p: dict) -> Counter:
         adds = (y.size - y.shape[1]) * mask[2]
     else:
         adds = y.size * (p["bias"] is not None)
-    return _contract(macs, x) + _tally("elementwise", adds, x)
+    return _tally("matmul", 2 * macs, x) + _tally("elementwise", adds, x)
 
 
 def _table(rows: dict[str, Any]) -> dict[str, Any]:
@@ -332,11 +407,11 @@ def _table(rows: dict[str, Any]) -> dict[str, Any]:
             for name in names.split()}
 
 
-# A rule is a function, or a word for what only moves data; see _op.
 _COMMON = _table({
-    "add sub neg abs maximum minimum floor ceil round sign square trunc relu "
-    "reciprocal fmod remainder rem": _each("elementwise"),
-    "mul": _each("elementwise", 1, 6), "div": _each("elementwise", 1, 11),
+    "neg abs maximum minimum floor ceil round sign square trunc relu mul "
+    "reciprocal fmod remainder rem nextafter": _each("elementwise"),
+    "add sub": _each("elementwise", 1, _scaled("alpha")),
+    "div": _each("elementwise", 1, lambda p: bool(p.get("rounding_mode"))),
     "exp exp2 expm1 log log1p log2 log10 tanh sin cos tan asin acos atan "
     "atan2 sinh cosh asinh acosh atanh erf erfc erfinv erf_inv sqrt rsqrt "
     "cbrt lgamma digamma logistic sigmoid": _each("transcendental"),
@@ -347,8 +422,7 @@ _COMMON = _table({
         integer=ins[0].size * math.ceil(math.log2(_line(ins, p)))),
     "argmax argmin": _reduce("integer")})
 _JAX = _COMMON | _table({
-    "add_any max min nextafter": _each("elementwise"),
-    "clamp": _each("elementwise", 2),
+    "add_any max min": _each("elementwise"), "clamp": _each("elementwise", 2),
     "select_n is_finite and or xor not population_count clz shift_left "
     "shift_right_logical shift_right_arithmetic": _each("integer"),
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or "
@@ -356,50 +430,55 @@ _JAX = _COMMON | _table({
     "dot_general": _jax_dot, "conv_general_dilated": _jax_conv,
     "broadcast_in_dim reshape squeeze expand_dims bitcast_convert_type name "
     "optimization_barrier stop_gradient device_put pvary "
-    "sharding_constraint": "view", "gather dynamic_slice slice": "take",
-    "dynamic_update_slice": "put", "scatter": "put last",
-    "scatter-add scatter-sub scatter-mul": "accumulate",
+    "sharding_constraint": _view, "gather dynamic_slice slice": _take,
+    "dynamic_update_slice": _put(_like(1)), "scatter": _put(_like(2)),
+    "scatter-add scatter-sub scatter-mul scatter-min scatter-max scatter_add "
+    "scatter_sub scatter_mul scatter_min scatter_max":
+        _put(_like(2), lambda p: True),
     "transpose convert_element_type concatenate pad rev split iota copy real "
     "imag conj complex reduce_precision random_bits random_wrap random_unwrap "
-    "random_seed random_fold_in threefry2x32 rng_bit_generator": "move"})
+    "random_seed random_fold_in threefry2x32 rng_bit_generator": _move})
 _TORCH = _COMMON | _table({
-    "rsub clamp_min clamp_max": _each("elementwise"),
+    "clamp_min clamp_max fmax fmin": _each("elementwise"),
     "hardtanh": _each("elementwise", 2),
-    "where isnan isinf logical_and logical_or logical_not logical_xor "
-    "bitwise_and bitwise_or bitwise_xor bitwise_not": _each("integer"),
+    "clamp": _each("elementwise", 0, lambda p: sum(
+        p.get(bound) is not None for bound in ("min", "max"))),
+    "rsub": _each("elementwise", 1, _scaled("alpha")),
+    "addcmul addcdiv": _each("elementwise", 2, _scaled("value")),
+    "where isnan isinf isfinite signbit logical_and logical_or logical_not "
+    "logical_xor bitwise_and bitwise_or bitwise_xor bitwise_not shift_left "
+    "shift_right_arithmetic": _each("integer"),
     "sum amax amin max min prod any all": _reduce("elementwise"),
     "mean": _reduce("elementwise", 1, 0),
     "var var_mean": _reduce("elementwise", 4, 0),
     "mm bmm mv dot vdot _scaled_mm _int_mm _grouped_mm": _product,
     "addmm baddbmm addmv addbmm": _add_product,
     "convolution convolution_backward": _conv,
-    "_unsafe_view empty empty_like empty_strided new_empty": "view",
-    "index gather index_select embedding": "take",
-    "scatter index_copy": "put last",
-    "index_put scatter_add index_add": "accumulate",
-    "clone copy _to_copy cat stack constant_pad_nd zeros ones full arange "
-    "zeros_like ones_like full_like new_zeros new_ones new_full zero fill "
-    "flip roll repeat tril triu convert_element_type iota scalar_tensor "
-    "slice_backward select_backward": "move"})
+    "_unsafe_view empty empty_like empty_strided new_empty resize "
+    "_efficientzerotensor": _view,
+    "index gather index_select embedding": _take,
+    "index_put": _put(_indexed, lambda p: p.get("accumulate", False)),
+    "scatter": _put(_like(1)), "scatter_add": _put(_like(1), lambda p: True),
+    "index_fill index_copy": _put(_rows),
+    "index_add": _put(_rows, lambda p: True),
+    "copy zero fill zeros ones full arange zeros_like ones_like full_like "
+    "new_zeros new_ones new_full": _fill,
+    "clone _to_copy cat stack constant_pad_nd flip roll repeat tril triu "
+    "convert_element_type iota scalar_tensor slice_backward select_backward":
+        _move})
 
 
 def _op(name: str, path: str, ins: list[_Array], outs: list[_Array],
-        keys: list[int], rule: Any, p: dict, repeats: int = 1) -> list[Op]:
+        keys: list[int], rule: Callable, p: dict, repeats: int = 1) -> list[Op]:
     """The op, if it does anything; x * x (equal ``keys``) reads x once."""
-    read = list(dict(zip(keys, (a.nbytes for a in ins), strict=True)).values())
-    written = sum(a.nbytes for a in outs)
-    moved = {"view": 0, "take": sum(read[1:]) + 2 * written,
-             "put": sum(read[1:] + read[1:2]),
-             "put last": sum(read[1:] + read[-1:]),
-             "accumulate": sum(read[1:] + 2 * read[-1:]),
-             }.get(rule if isinstance(rule, str) else "", sum(read) + written)
-    work = rule(ins, outs, p) if callable(rule) else Counter()
-    if rule == "accumulate" and p.get("accumulate", True):
-        work = _tally("elementwise", ins[-1].size, ins[0])
+    once = [a if key not in keys[i + 1:] else a._replace(nbytes=0)
+            for i, (a, key) in enumerate(zip(ins, keys, strict=True))]
+    work = rule(once, outs, p)
+    moved = work["bytes"] if "bytes" in work else _held(once) + _held(outs)
     op = Op(name, path, tuple(map(str, (*ins, *outs))),
             *(work[kind] * repeats for kind in KINDS),
             moved * repeats, repeats)
-    return [op] if any((*work.values(), moved)) else []
+    return [op] if op.flops or op.integer or op.bytes else []
 
 
 # --- JAX: walk the jaxpr ----------------------------------------------------
@@ -411,14 +490,18 @@ _CALLS = frozenset("jit pjit closed_call core_call remat checkpoint remat2 "
 def _jax_program(fn: Callable, args: tuple, kwargs: dict,
                  wrt: Any) -> tuple[Callable, list, list]:
     """A function of the arrays alone, the arrays, those differentiated."""
-    jax, np = _need("jax"), _need("numpy")
+    jax = need("jax", _WHY)
     flat, tree = jax.tree.flatten((args, kwargs))
     owner = [i for i, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
     owner += [-1] * (len(flat) - len(owner))
     live = [i for i, x in enumerate(flat) if hasattr(x, "dtype")]
     chosen = {None: (), "params": (0,), "all": {*owner}}.get(wrt, wrt)
-    wanted = [i for i in live if owner[i] in chosen
-              and jax.numpy.issubdtype(flat[i].dtype, np.inexact)]
+
+    def is_float(x: Any) -> bool:
+        return hasattr(x, "dtype") and jax.numpy.issubdtype(
+            x.dtype, jax.numpy.inexact)
+
+    wanted = [i for i in live if owner[i] in chosen and is_float(flat[i])]
     if wrt is not None and not wanted:
         raise ValueError(f"wrt={wrt!r} selects no floating-point array")
 
@@ -427,32 +510,40 @@ def _jax_program(fn: Callable, args: tuple, kwargs: dict,
         args, kwargs = jax.tree.unflatten(tree, leaves)
         return fn(*args, **kwargs)
 
-    def one(y: Any) -> Any:
-        if jax.numpy.issubdtype(y.dtype, np.inexact):
-            return jax.numpy.ones_like(y)
-        return np.zeros(y.shape, jax.dtypes.float0)
-
     def program(*arrays: Any) -> Any:
         held = dict(zip(live, arrays, strict=True))
         if wrt is None:
             return call(held)
-        out, pull = jax.vjp(
-            lambda *xs: call(held | dict(zip(wanted, xs, strict=True))),
-            *(held[i] for i in wanted))
-        return out, pull(jax.tree.map(one, out))
+
+        def split(*xs: Any) -> tuple[list, list]:
+            out = jax.tree.leaves(call(held | dict(zip(
+                wanted, xs, strict=True))))
+            return [y for y in out if is_float(y)], [
+                y for y in out if not is_float(y)]
+
+        floats, pull, others = jax.vjp(
+            split, *(held[i] for i in wanted), has_aux=True)
+        ones = [jax.numpy.ones_like(y) for y in floats]
+        if not any(_live(jax.make_jaxpr(pull)(ones).jaxpr)[1]):
+            raise _no_gradient(wrt)
+        return floats, others, pull(ones)
 
     return program, [flat[i] for i in live], [flat[i] for i in wanted]
 
 
+def _live(jaxpr: Any) -> tuple[Any, list[bool]]:
+    """The jaxpr without dead code, and which of its inputs it needs."""
+    tools = need("jax.interpreters.partial_eval", _WHY)
+    if not hasattr(tools, "dce_jaxpr"):  # then dead code is counted too
+        return jaxpr, [True]
+    return tools.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[:2]
+
+
 def _jax(fn: Callable, args: tuple, kwargs: dict, wrt: Any) -> Cost:
-    jax = _need("jax")
     program, arrays, wanted = _jax_program(fn, args, kwargs, wrt)
-    jaxpr, unknown = jax.make_jaxpr(program)(*arrays).jaxpr, []
-    partial_eval = _need("jax.interpreters.partial_eval")
-    if hasattr(partial_eval, "dce_jaxpr"):  # gradients nobody asked for
-        keep = [True] * len(jaxpr.outvars)
-        jaxpr = partial_eval.dce_jaxpr(jaxpr, keep)[0]
-    ops = tuple(_walk(jaxpr, "", 1, unknown))
+    traced, unknown = need("jax", _WHY).make_jaxpr(program)(*arrays), []
+    # Dead are the gradients that nobody asked for.
+    ops = tuple(_walk(_live(traced.jaxpr)[0], "", 1, unknown))
     params = sum(math.prod(x.shape) for x in wanted)
     return Cost(ops, params if wrt == "params" else None,
                 tuple(dict.fromkeys(unknown)))
@@ -475,13 +566,14 @@ def _walk(jaxpr: Any, path: str, repeats: int, unknown: list) -> Iterator[Op]:
             ins = [a._replace(nbytes=0 if hasattr(v, "val") else  # a literal
                               behind.get(id(v), a.nbytes))
                    for v, a in zip(eqn.invars, ins, strict=True)]
-            if _JAX[name] == "view":
+            if _JAX[name] is _view:
                 behind |= {id(v): a.nbytes for v, a in zip(
                     eqn.outvars, ins, strict=False)}
             yield from _op(
                 name, at, ins, [_array(v.aval) for v in eqn.outvars],
                 [id(v) for v in eqn.invars], _JAX[name],
-                p | {"backward": "transpose(" in at}, repeats)
+                p | {"backward": "transpose(" in at.rpartition(
+                    "rematted_computation")[2]}, repeats)
 
 
 def _inside(eqn: Any, name: str, at: str, repeats: int,
@@ -509,7 +601,7 @@ def _inside(eqn: Any, name: str, at: str, repeats: int,
 
 
 def _trips(eqn: Any) -> int | None:
-    """Trips of ``while i < n: i += step`` where all three are literals."""
+    """Trips of ``while i < n: i += step``, all signed integer literals."""
     p = eqn.params
     test, body = p["cond_jaxpr"].jaxpr, p["body_jaxpr"].jaxpr
     if [e.primitive.name for e in test.eqns] != ["lt"] or p["cond_nconsts"]:
@@ -524,7 +616,12 @@ def _trips(eqn: Any) -> int | None:
     if old is not body.invars[p["body_nconsts"] + at] or not all(
             hasattr(v, "val") for v in (start, n, step)):
         return None
-    return len(range(int(start.val), int(n.val), int(step.val)))
+    first, last, by = (int(v.val) for v in (start, n, step))
+    if i.aval.dtype.kind != "i" or by <= 0:
+        return None
+    trips = len(range(first, last, by))
+    wraps = first + trips * by >= 2 ** (8 * i.aval.dtype.itemsize - 1)
+    return None if wraps else trips
 
 
 # --- torch: run on fake tensors ---------------------------------------------
@@ -536,8 +633,8 @@ def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    decompositions = _need("torch._decomp").decomposition_table
-    ops, unknown, entered, names, made_by = [], [], [], {}, {}
+    decompositions = need("torch._decomp", _WHY).decomposition_table
+    ops, unknown, entered, names = [], [], [], {}
 
     def tensors(tree):
         return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
@@ -553,13 +650,10 @@ def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
         entered.pop()
 
     def path():
-        """The module we are in; of a backward op, that of its forward op."""
-        if node := torch._C._current_autograd_node():
-            return f"backward {made_by.get(node._sequence_nr(), '')}".rstrip()
-        here = entered[-1] if entered else ""
-        # The first op at a number is the one whose autograd node took it.
-        made_by.setdefault(torch.autograd._get_sequence_nr() - 1, here)
-        return here
+        """The module we are in, or that we are in the backward pass."""
+        if torch._C._current_autograd_node():
+            return "backward"
+        return entered[-1] if entered else ""
 
     def inside(call, args, kwargs):
         """The sum over what a composite op is made of, as its rule."""
@@ -572,18 +666,16 @@ def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
         return lambda ins, outs, p: work
 
     def rule_of(func, space, name, args, kwargs):
-        if func.is_view:
-            return "view"
+        if func.is_view or torch.Tag.inplace_view in func.tags:
+            return _view
         if space in ("aten", "prims") and name in _TORCH:
             return _TORCH[name]
         if func in decompositions:
             return inside(decompositions[func], args, kwargs)
         if func._can_decompose():
             return inside(func.decompose, args, kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            return "move"
-        pointwise = torch.Tag.pointwise in func.tags
-        return _each("elementwise") if pointwise else None
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        return _move if drawn else None
 
     class Count(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -591,7 +683,7 @@ def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
             outs, ins = tensors(out), tensors((args, kwargs))
             space, name = func._schema.name.split("::")
             name = name.rstrip("_")  # add_ is add in place
-            rule = rule_of(func, space, name, args, kwargs) if outs else "view"
+            rule = rule_of(func, space, name, args, kwargs) if outs else _view
             if rule is None:
                 unknown.append(f"{space}.{name}")
                 return out
@@ -620,59 +712,44 @@ def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
     """Run fn on fake copies under modes; its number of parameters."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._pytree import tree_leaves, tree_map
 
-    fake, memo = FakeTensorMode(allow_non_fake_inputs=True), {}
-    Module, Tensor, Parameter = torch.nn.Module, torch.Tensor, (
-        torch.nn.Parameter)
-
-    def shadow(x):
-        if isinstance(x, Module):
-            for tensor in (*x.parameters(), *x.buffers()):
-                shadow(tensor)  # deepcopy finds them in memo, ties kept
-            return copy.deepcopy(x, memo)
-        if not isinstance(x, Tensor) or id(x) in memo:
-            return memo.get(id(x), x)
-        with fake:
-            y = fake.from_tensor(x.detach()) if not x.is_meta else (
-                torch.empty_strided(x.shape, x.stride(), dtype=x.dtype))
-        memo[id(x)] = (Parameter(y, x.requires_grad) if isinstance(
-            x, Parameter) else y.requires_grad_(x.requires_grad))
-        return memo[id(x)]
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def inner(tree):
         """Tensors and module parameters in it, each once."""
-        return list({id(t): t for x in tree_leaves(tree) for t in (
-            x.parameters() if isinstance(x, Module) else [x])
-            if isinstance(t, Tensor)}.values())
+        return list({id(t): t for x in _leaves(tree) for t in (
+            x.parameters() if isinstance(x, torch.nn.Module) else [x])
+            if isinstance(t, torch.Tensor)}.values())
 
-    fn = getattr(fn, "_orig_mod", fn)  # before torch.compile
-    home = getattr(fn, "__self__", None)  # model.method is the model's
-    owner = home if isinstance(home, Module) else fn
-    call, args, kwargs = tree_map(shadow, (owner, args, kwargs))
-    modules = [x for x in tree_leaves((call, args, kwargs))
-               if isinstance(x, Module)]
-    if owner is not fn:
-        call = getattr(call, fn.__name__)
-    params, everything = inner(modules), inner((modules, args, kwargs))
-    chosen = {None: (), "params": modules or args[:1], "all": everything}
-    chosen = chosen[wrt] if wrt in chosen else [args[i] for i in wrt]
-    wanted = [x for x in inner(chosen)
-              if (x.is_floating_point() or x.is_complex())
-              and (x.requires_grad or not isinstance(x, Parameter))]
-    if wrt is not None and not wanted:
-        raise ValueError(f"wrt={wrt!r} selects no floating-point tensor")
-    for x in everything if wrt is not None else ():
-        x.requires_grad_(any(x is w for w in wanted))
     with contextlib.ExitStack() as stack:
+        if wrt is not None:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+        (call, args, kwargs), params = _torch_copies(
+            fake, (fn, args, kwargs))
+        everything = inner((params, args, kwargs))
+        chosen = {None: (), "params": params or args[:1], "all": everything}
+        chosen = chosen[wrt] if wrt in chosen else [args[i] for i in wrt]
+        wanted = [x for x in inner(chosen)
+                  if (x.is_floating_point() or x.is_complex())
+                  and (x.requires_grad or x not in params)]
+        if wrt is not None and not wanted:
+            raise ValueError(f"wrt={wrt!r} selects no floating-point tensor")
+        for x in everything if wrt is not None else ():
+            x.requires_grad_(any(x is w for w in wanted))
         for mode in (fake, torch.compiler.set_stance("force_eager"), *modes):
             stack.enter_context(mode)
         out = call(*args, **kwargs)
         if wrt is not None:
-            out = [y for y in inner([out]) if y.requires_grad]
-            ones = [torch.ones_like(y) for y in out]
-            torch.autograd.grad(out, wanted, ones, allow_unused=True)
-    if not modules and wrt == "params":
+            for x in wanted:
+                x.grad = None
+            out = [y for y in inner(out) if y.requires_grad]
+            # Not autograd.grad: FlopCounterMode's hooks do not allow it.
+            torch.autograd.backward(
+                out, [torch.ones_like(y) for y in out], inputs=wanted)
+            if all(x.grad is None for x in wanted):
+                raise _no_gradient(wrt)
+    if not params and wrt == "params":
         params = wanted
-    known = modules or wrt == "params"
+    known = params or ...
     return sum(p.numel() for p in params) if known else None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,8 @@ _FIXES = {"cuda_plugin": f"pip install {_PLUGINS[0]}, where it has a wheel",
 class Missing(RuntimeError):
     """Something this machine does not have, and how to bring it.
 
-    ``what`` is the missing thing ("triton"), ``why`` what needs it, ``fix``
-    the one command or sentence that helps. Its text is one clear sentence.
+    ``what`` is missing ("triton"), ``why`` says what needs it, ``fix`` is the
+    one command or sentence that helps.
     """
 
     def __init__(self, what: str, why: str, fix: str) -> None:
@@ -58,10 +62,10 @@ class Host:
 
     def rows(self) -> list[tuple[str, str]]:
         """(name, what is here, or what its absence means) for each row."""
-        fix = "pip install {}, where it has a wheel"
         # A path is the machine's own affair; the page shows the tool's name.
         return [(_LABELS.get(key, key), value.rpartition(os.sep)[2] if value
-                 else "none: " + _FIXES.get(key, fix.format(key)))
+                 else "none: " + _FIXES.get(
+                     key, f"pip install {key}, where it has a wheel"))
                 for key, value in vars(self).items() if value != ""]
 
     def __str__(self) -> str:
@@ -70,7 +74,6 @@ class Host:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from html import escape
         rows = (f"<tr><td>{escape(name)}<td style='text-align:left'>"
                 f"{escape(value)}" for name, value in self.rows())
         return f"<table>{''.join(rows)}</table>"
@@ -79,11 +82,12 @@ class Host:
 def start() -> Host:
     """Prepare this process for jax and torch and say what is here.
 
-    Call it before importing either. What the reader has set in the
-    environment stays; a machine with TPUs keeps JAX's own choice of device.
+    Call it before importing either. What the reader has set stays, and a
+    machine with TPUs keeps JAX's own choice of device.
     """
-    early = "jax" in sys.modules
-    late = _set_environment() and early
+    late = _set_environment() and "jax" in sys.modules
+    colab = "google.colab" in sys.modules or "COLAB_RELEASE_TAG" in os.environ
+    ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     return Host(
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
@@ -91,7 +95,7 @@ def start() -> Host:
         triton=_present("triton"), libtpu=_present("libtpu"),
         cuda_plugin=_present(*_PLUGINS), compiler=compiler(),
         objdump=tool("objdump"), gpu=_gpu_name(), devices=_devices(),
-        place="Colab" if on_colab() else "CI" if in_ci() else "local",
+        place="Colab" if colab else "CI" if ci else "local",
         note="jax was imported before start(): restart the kernel and run "
              "this cell first" if late else "")
 
@@ -105,25 +109,6 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def reference() -> bool:
-    """Whether outputs are compared strictly here.
-
-    True on CPython 3.11 for x86-64 Linux with the pins of requirements.txt
-    installed; False without a clone, whose root holds that file.
-    """
-    pins = Path(__file__).parents[1] / "requirements.txt"
-    here = (platform.python_implementation(), sys.version_info[:2],
-            sys.platform, platform.machine())
-    if here != ("CPython", (3, 11), "linux", "x86_64") or not pins.exists():
-        return False
-    parse = need("packaging.requirements", "it reads the pins").Requirement
-    text = pins.read_text(encoding="utf-8")
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    wanted = [parse(line) for line in lines if line and line[0] != "-"]
-    return all(pin.specifier.contains(version(pin.name) or "0", True)
-               for pin in wanted if not pin.marker or pin.marker.evaluate())
-
-
 def compiler() -> str | None:
     """Path of a C++ compiler: $CXX, else g++, clang++ or c++."""
     names = (os.environ.get("CXX"), "g++", "clang++", "c++")
@@ -132,23 +117,13 @@ def compiler() -> str | None:
 
 def tool(name: str) -> str | None:
     """Path of a command ("objdump"), or None."""
-    from shutil import which
-    return which(name)
-
-
-def on_colab() -> bool:
-    return "google.colab" in sys.modules or "COLAB_RELEASE_TAG" in os.environ
-
-
-def in_ci() -> bool:
-    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return shutil.which(name)
 
 
 def need(module: str, why: str, fix: str = "") -> Any:
     """Import a module that may be absent; raise ``Missing`` if it is."""
-    from importlib import import_module
     try:
-        return import_module(module)
+        return importlib.import_module(module)
     except ImportError as error:
         name = module.partition(".")[0]
         raise Missing(name, why, fix or f"Run: pip install {name}") from error
@@ -185,8 +160,8 @@ def _has_gpu() -> bool:
     cudnn = next((str(p) for p in wheels if p.exists()), "libcudnn.so.9")
     count = ctypes.c_int(0)
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
         ctypes.CDLL(cudnn)
+        driver = ctypes.CDLL("libcuda.so.1")
         driver.cuInit(0)
         driver.cuDeviceGetCount(ctypes.byref(count))
     except OSError:
@@ -195,11 +170,10 @@ def _has_gpu() -> bool:
 
 
 def _gpu_name() -> str | None:
-    import subprocess
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        names = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=20, check=True).stdout
+        names = subprocess.run(command, capture_output=True, text=True,
+                               timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     return ", ".join(names.splitlines()) or None
@@ -209,15 +183,15 @@ def _devices() -> str:
     try:
         return str(need("jax", "it lists the devices").devices())
     except Exception as error:  # a back end that does not start is a fact
-        return f"none: {str(error).splitlines()[0]}"
+        said = str(error).strip() or type(error).__name__
+        return f"none: {said.splitlines()[0]}"
 
 
 def _present(*distributions: str) -> str | None:
     """The version of the first that can be imported, or None."""
-    from importlib.util import find_spec
     for name in distributions:
         try:
-            if find_spec(name.replace("-", "_")):
+            if importlib.util.find_spec(name.replace("-", "_")):
                 return version(name) or "of unknown version"
         except ImportError:  # an import hook that refuses it
             pass

@@ -8,16 +8,18 @@ lists what XLA changed on the way. Floor 2.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from course_utils import host
+from course_utils.compilers import recorded, torch, triton, worker, xla
 from course_utils.compilers import text as _text
-from course_utils.compilers import torch, triton, xla
-from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung
+from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung, absent
 from course_utils.host import Missing
 
 if TYPE_CHECKING:
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 
 _TARGETS = {"JAX": xla.TARGETS, "torch": torch.TARGETS,
             "Triton": tuple(triton.TARGETS)}
+_COMPILERS = {"JAX": "XLA", "torch": "Inductor", "Triton": "Triton"}
+_BACKENDS = {"JAX": ("cpu", "h100", "tpu-v5e"),
+             "torch": ("eager", "cpu", "h100"), "Triton": ("h100", "mi300x")}
+_ELSEWHERE = {("JAX", "mi300x"): "needs XLA's ROCm build",
+              ("torch", "mi300x"): "needs torch's ROCm build",
+              ("Triton", "cpu"): "runs there in the interpreter only"}
 _WORKS = {"JAX": xla.works, "torch": torch.works,
           "Triton": triton.works}
 _MACHINE_CODE = ("assembly", "sass", "amdgcn", "bundles")
@@ -39,7 +47,8 @@ class Ladder:
     Iterating gives the rungs; ``ladder["stablehlo"]`` one of them.
     ``kernels`` are in the order of the schedule. ``memory`` maps "argument",
     "output", "alias" and "temp" to bytes, and ``buffers`` says what lives
-    where and when, where the compiler tells (XLA does).
+    where and when, where the compiler tells (XLA does). ``recorded`` says
+    where a recording comes from, and is "" for what this machine compiled.
     """
 
     function: str
@@ -49,7 +58,7 @@ class Ladder:
     kernels: tuple[Kernel, ...] = ()
     memory: dict[str, int] = field(default_factory=dict)
     buffers: tuple[Buffer, ...] = field(default=(), repr=False)
-    cost: dict[str, float] = field(default_factory=dict, repr=False)
+    recorded: str = ""
 
     def __iter__(self) -> Iterator[Rung]:
         return iter(self.rungs)
@@ -73,7 +82,7 @@ class Ladder:
     def machine_code(self) -> str:
         """Text of the last rung a chip could run; "" if libraries do all."""
         return next((rung.text for rung in reversed(self.rungs)
-                     if rung.name in _MACHINE_CODE), "")
+                     if rung.name in _MACHINE_CODE and rung.tool), "")
 
     def diff(self, a: str, b: str) -> Rung:
         """Lines that differ between rungs ``a`` and ``b``, ids hidden."""
@@ -94,8 +103,7 @@ class Ladder:
 
     def table(self) -> pd.DataFrame:
         """One row a rung: its tool, lines and characters."""
-        import pandas as pd
-
+        pd = host.need("pandas", "a ladder's table is one")
         return pd.DataFrame(
             [(r.name, r.tool, len(r.text.splitlines()), len(r.text))
              for r in self.rungs],
@@ -105,10 +113,12 @@ class Ladder:
     def __str__(self) -> str:
         rows = [f"{r.name:14} {len(r.text.splitlines()):7,} lines  {r.tool}"
                 for r in self.rungs]
-        return "\n".join([f"{self.function} on {self.target}", *rows])
+        head = f"{self.function} on {self.target}"
+        return "\n".join([*filter(None, [head, self.recorded]), *rows])
 
     def _repr_html_(self) -> str:
         head = f"{self.function} on {self.target}, {self.front_end}"
+        head += f"\n{self.recorded}" if self.recorded else ""
         parts = [_text.folded(
             f"{r.name}: {len(r.text.splitlines()):,} lines, by {r.tool}",
             _text.html(r.text[:8000], r.language)) for r in self.rungs]
@@ -128,28 +138,23 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
     cotangent of ones. ``donate`` (JAX) numbers the arguments whose buffers
     the result may take over. ``fresh`` compiles again what the cache has.
 
-    Raises ``ValueError`` for an unknown target or arguments that do not fit,
-    and ``Missing`` where this machine lacks the compiler.
+    Where this machine lacks the compiler, a recording of the same function
+    and arguments is shown if there is one (``.recorded`` says from where),
+    else ``Missing`` is raised; a ``ValueError`` says what does not fit.
     """
     front = _front_end(fn, args)
     _known(front, target)
-    name = getattr(fn, "__name__", type(fn).__name__)
-    if front == "Triton":
-        rungs, kernel = triton.ladder(fn, args, target, meta, fresh)
-        return Ladder(name, front, target, rungs, (kernel,))
-    if meta:
+    if front != "Triton" and meta:
         raise TypeError(f"ladder() got {', '.join(meta)}: keyword arguments "
                         "beyond its own are for Triton kernels; bind those "
-                        f"of {name} with functools.partial.")
-    if front == "torch":
-        if wrt is not None or donate:
-            raise ValueError("wrt and donate are for JAX functions; call "
-                             "torch.autograd inside the function instead.")
-        rungs, kernels = torch.rungs(fn, args, target, fresh)
-        return Ladder(name, front, target, rungs, kernels)
-    done = _xla(fn, args, target, wrt, donate, fresh)
-    return Ladder(name, front, target, done.rungs, done.kernels, done.memory,
-                  done.buffers, done.cost)
+                        f"of {_name(fn)} with functools.partial.")
+    if front != "JAX" and (wrt is not None or donate):
+        raise ValueError("wrt and donate are for JAX functions; in torch, "
+                         "compile torch.func.grad(fn) or a training step.")
+    made, recorded = _compiled(front, fn, args, target, wrt, donate, meta,
+                               fresh)
+    return Ladder(_name(fn), front, target, made.rungs, made.kernels,
+                  made.memory, made.buffers, recorded)
 
 
 def passes(fn: Callable, *args: Any, target: str = "cpu",
@@ -164,12 +169,12 @@ def passes(fn: Callable, *args: Any, target: str = "cpu",
         raise ValueError(f"fn is a {front} function; passes() shows those of "
                          "XLA, which compiles JAX functions.")
     _known(front, target)
-    done = _xla(fn, args, target, None, (), fresh)
-    return [p for p in done.passes if p.changed or not changed]
+    made, _ = _compiled(front, fn, args, target, None, (), {}, fresh)
+    return [p for p in made.passes if p.changed or not changed]
 
 
 def compare_backends(fn: Callable, *args: Any, label: str = "",
-                     backends: tuple[str, ...] | None = None,
+                     backends: Sequence[str] | None = None,
                      **meta: Any) -> pd.DataFrame:
     """The kernels every back end makes of ``fn``: who wrote each, its bytes.
 
@@ -177,23 +182,27 @@ def compare_backends(fn: Callable, *args: Any, label: str = "",
     eager, Inductor for cpu and for h100; a Triton kernel to h100 and mi300x.
     ``backends`` chooses others ("eager", or any target); ``label`` is put
     before each name. One row a kernel; ``bytes_read`` and ``bytes_written``
-    count every operand once and every result once.
+    count every operand once and every result once. A back end that this
+    machine lacks gets one row, whose author is "missing", that says why.
     """
-    import pandas as pd
-
+    pd = host.need("pandas", "compare_backends returns its table")
     front = _front_end(fn, args)
-    names = {"JAX": "XLA", "torch": "Inductor", "Triton": "Triton"}
-    default = {"JAX": ("cpu", "h100", "tpu-v5e"),
-               "torch": ("eager", "cpu", "h100"),
-               "Triton": ("h100", "mi300x")}
+    chosen = (backends,) if isinstance(backends, str) else (
+        backends or _BACKENDS[front])
+    for backend in chosen:
+        if (front, backend) != ("torch", "eager"):
+            _known(front, backend)
     rows = []
-    for backend in backends or default[front]:
-        if backend == "eager" and front == "torch":
-            found, name = torch.eager(fn, args), "eager"
-        else:
-            found = ladder(fn, *args, target=backend, **meta).kernels
-            name = f"{names[front]}, {backend}"
+    for backend in chosen:
+        name = ("eager" if backend == "eager"
+                else f"{_COMPILERS[front]}, {backend}")
         name = f"{label}, {name}" if label else name
+        try:
+            found = (torch.eager(fn, args) if backend == "eager" else
+                     ladder(fn, *args, target=backend, **meta).kernels)
+        except Missing as missing:
+            rows.append((name, "", "missing", str(missing), "", None, None))
+            continue
         rows += [(name, k.name, k.author, k.who,
                   ", ".join(dict.fromkeys(k.ops)), k.bytes_read,
                   k.bytes_written) for k in found]
@@ -203,35 +212,60 @@ def compare_backends(fn: Callable, *args: Any, label: str = "",
 
 
 def targets() -> pd.DataFrame:
-    """Front end x target: "works", or why not on this machine."""
-    import pandas as pd
-
-    columns = list(dict.fromkeys(t for ts in _TARGETS.values() for t in ts))
-    rows = {}
-    for front, known in _TARGETS.items():
-        rows[front] = [(_WORKS[front](t) or "works") if t in known
-                       else _no_compiler(front, t) for t in columns]
-    return pd.DataFrame(rows, index=columns).rename_axis("target")
+    """Front end x target: "works", "recorded", or why not, on this machine."""
+    pd = host.need("pandas", "targets returns a table")
+    known = {front: list(names) for front, names in _TARGETS.items()}
+    every = list(dict.fromkeys(sum(known.values(), [])))
+    return pd.DataFrame(
+        {front: [_state(front, target) for target in every]
+         for front in known}, index=every).rename_axis("target")
 
 
-def _no_compiler(front: str, target: str) -> str:
-    if target == "mi300x":
-        return "needs the ROCm build"
-    if front == "Triton" and target == "cpu":
-        return "runs in the interpreter only"
-    return "no compiler for it"
+def _state(front: str, target: str) -> str:
+    if target not in _TARGETS[front]:
+        return _ELSEWHERE.get((front, target), "no compiler for it")
+    why = _WORKS[front](target)
+    if why and target in recorded.targets():
+        return f"recorded examples; {why}"
+    return why or "works"
 
 
-def _xla(fn: Callable, args: tuple, target: str, wrt: Any,
-         donate: tuple[int, ...], fresh: bool) -> xla.Compiled:
-    name = getattr(fn, "__name__", type(fn).__name__)
+def _compiled(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
+              donate: tuple[int, ...], meta: dict[str, Any], fresh: bool
+              ) -> tuple[xla.Compiled, str]:
+    """What the front end's compiler makes, or what was recorded of it."""
+    source = "".join(rung.raw for rung in xla.source(getattr(fn, "fn", fn)))
+    name = recorded.key(source, target, [_describe(a) for a in args], wrt,
+                        donate, sorted(meta.items())) if source else ""
     try:
-        traced = fn if wrt is None else _with_gradient(fn, args, wrt)
-        return xla.compile(traced, args, target, donate, fresh)
-    except (Missing, KeyboardInterrupt):
+        made = _run(front, fn, args, target, wrt, donate, meta, fresh)
+    except Missing:
+        if found := recorded.find(name):
+            return found
+        raise
+    except (worker.CompilerError, KeyboardInterrupt):
         raise
     except Exception as error:
-        raise ValueError(_explain(name, fn, args, error)) from None
+        raise ValueError(_explain(fn, args, error)) from None
+    recorded.keep(name, target, made)
+    return made, ""
+
+
+def _run(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
+         donate: tuple[int, ...], meta: dict[str, Any], fresh: bool
+         ) -> xla.Compiled:
+    if front == "Triton":
+        rungs, kernel = triton.ladder(fn, args, target, meta, fresh)
+        return xla.Compiled(rungs, (), (kernel,), (), {})
+    if front == "torch":
+        rungs, kernels = torch.rungs(fn, args, target, fresh)
+        code = "assembly" if target == "cpu" else "sass"
+        if code not in [r.name for r in rungs] and (
+                missing := torch.lacking(target)):
+            rungs += (absent(code, missing),)
+        return xla.Compiled(rungs, (), kernels, (), {})
+    whole = fn if wrt is None else _with_gradient(fn, args, wrt)
+    return xla.compile(whole, args, target, donate, fresh)
 
 
 def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
@@ -247,7 +281,7 @@ def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
             and all(isinstance(n, int) and 0 <= n < len(args)
                     for n in numbers)):
         raise ValueError(f"wrt={wrt!r} is neither \"all\" nor argument "
-                         f"numbers from 0 to {len(args) - 1}")
+                         f"numbers from 0 to {len(args) - 1}.")
 
     @functools.wraps(fn)
     def with_gradient(*values: Any) -> Any:
@@ -258,32 +292,37 @@ def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
     return with_gradient
 
 
-def _explain(name: str, fn: Callable, args: tuple, error: Exception) -> str:
+def _explain(fn: Callable, args: tuple, error: Exception) -> str:
     """One sentence for whatever a tracer or compiler threw."""
+    given = [_describe(a) for a in args]
     try:
-        parameters = list(inspect.signature(fn).parameters)
+        bound = inspect.signature(fn).bind(*args).arguments
+        given = [f"{name}: {_describe(a)}" for name, a in bound.items()]
     except (TypeError, ValueError):
-        parameters = []
-    given = ", ".join(
-        f"{p}: {_describe(a)}" for p, a in
-        zip(parameters + [f"argument {i}" for i in range(len(args))],
-            args, strict=False)) if len(parameters) >= len(args) else (
-        ", ".join(map(_describe, args)))
+        pass
     first = next(iter(str(error).strip().splitlines()), "").rstrip(".: ")
     hint = ""
     if "Tracer" in type(error).__name__ or "Concretization" in first:
         hint = (" Its Python control flow depends on an array's value, which "
-                "tracing does not know: use jax.lax.cond, jnp.where or a "
-                "static argument.")
-    return (f"{name}({given}) does not compile: "
+                "tracing does not know: use jax.lax.cond or jnp.where, or "
+                "bind a plain number with functools.partial.")
+    return (f"{_name(fn)}({', '.join(given)}) does not compile: "
             f"{type(error).__name__}: {first}.{hint}")
+
+
+def _name(fn: Any) -> str:
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 def _describe(value: Any) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
-        return type(value).__name__
-    return f"{dtype}[{','.join(map(str, shape))}]"
+        return (repr(value) if isinstance(value, (int, float, str))
+                else type(value).__name__)
+    over = getattr(getattr(value, "sharding", None), "spec", None)
+    split = f" over {over}" if over is not None else ""
+    return f"{dtype}[{','.join(map(str, shape))}]{split}"
 
 
 def _front_end(fn: Callable, args: tuple) -> str:
@@ -291,17 +330,30 @@ def _front_end(fn: Callable, args: tuple) -> str:
     def roots(value: Any) -> set[str]:
         return {c.__module__.partition(".")[0] for c in type(value).__mro__}
 
+    def leaves(tree: Any) -> Iterator[Any]:
+        inner = tree.values() if isinstance(tree, dict) else tree
+        if isinstance(tree, (dict, list, tuple)):
+            for part in inner:
+                yield from leaves(part)
+        else:
+            yield tree
+
     if "triton" in roots(fn):
         return "Triton"
     if not callable(fn):
         raise TypeError(f"fn is a {type(fn).__name__}, not a function: pass "
                         "the function itself, not its result.")
-    kinds = set().union(*map(roots, args)) if args else set()
-    is_torch = "torch" in roots(fn) | kinds
-    if is_torch and kinds & {"jax", "jaxlib"}:
+    kinds = set().union(roots(fn), *map(roots, leaves(args)))
+    if "torch" in kinds and kinds & {"jax", "jaxlib"}:
         raise TypeError("args mix torch tensors and JAX arrays: give all of "
                         "one kind.")
-    return "torch" if is_torch else "JAX"
+    if not kinds & {"torch", "jax", "jaxlib"}:  # then what the code names
+        inner = inspect.unwrap(getattr(fn, "func", fn))
+        names = getattr(getattr(inner, "__code__", None), "co_names", ())
+        used = [getattr(inner, "__globals__", {}).get(n) for n in names]
+        if any(getattr(m, "__name__", "") == "torch" for m in used):
+            return "torch"
+    return "torch" if "torch" in kinds else "JAX"
 
 
 def _known(front: str, target: str) -> None:

@@ -204,28 +204,7 @@ def test_version():
     assert host.version("no-such-distribution") is None
 
 
-def test_reference_needs_the_pins_and_the_platform(monkeypatch, tmp_path):
-    from packaging import requirements  # noqa: F401
-    monkeypatch.setattr(host, "__file__", str(tmp_path / "pkg" / "host.py"))
-    monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(host.sys, "platform", "linux")
-    monkeypatch.setattr(host.sys, "version_info", (3, 11, 7))
-    monkeypatch.setattr(host, "version", {"torch": "2.13.0+cpu"}.get)
-    assert host.reference() is False  # no clone, no pins
-    pins = tmp_path / "requirements.txt"
-    pins.write_text("# why\n--extra-index-url x\ntorch==2.13.0  # a\n"
-                    'appnope==1; sys_platform == "darwin"\n')
-    assert host.reference() is True
-    monkeypatch.setattr(host.sys, "version_info", (3, 12, 1))
-    assert host.reference() is False
-    monkeypatch.setattr(host.sys, "version_info", (3, 11, 7))
-    pins.write_text("torch==2.12.0\n")
-    assert host.reference() is False
-    pins.write_text("jax==0.10.2\n")
-    assert host.reference() is False
-
-
-def test_tools_and_places(monkeypatch, tmp_path):
+def test_tools(monkeypatch, tmp_path):
     for name in ("objdump", "g++"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
@@ -235,9 +214,29 @@ def test_tools_and_places(monkeypatch, tmp_path):
     assert host.compiler() == str(tmp_path / "g++")
     (tmp_path / "g++").unlink()
     assert host.compiler() is None
+
+
+@pytest.mark.parametrize("environ, place", [
+    ({}, "local"), ({"CI": "true"}, "CI"), ({"CI": "false"}, "local"),
+    ({"CI": "1", "COLAB_RELEASE_TAG": "x"}, "Colab")])
+def test_place(monkeypatch, environ, place):
     for name in ("CI", "COLAB_RELEASE_TAG"):
         monkeypatch.delenv(name, raising=False)
-    assert not host.in_ci() and not host.on_colab()
-    monkeypatch.setenv("CI", "true")
-    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab")
-    assert host.in_ci() and host.on_colab()
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    for name in ("_devices", "_gpu_name", "_set_environment"):
+        monkeypatch.setattr(host, name, lambda: "")
+    assert host.start().place == place
+
+
+@pytest.mark.parametrize("error, said", [
+    (RuntimeError(), "none: RuntimeError"), (OSError("\n"), "none: OSError"),
+    (ValueError("\n one \n two"), "none: one ")])
+def test_a_back_end_that_fails_is_one_line_whatever_it_says(
+        monkeypatch, error, said):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(host, "need", lambda *_: type(
+        "jax", (), {"devices": staticmethod(fail)}))
+    assert host._devices() == said

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import pickle
 import tempfile
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from course_utils import host
+
 T = TypeVar("T")
-_TOOLS = ("jax", "jaxlib", "jax-cuda13-plugin", "libtpu", "torch", "triton")
+_TOOLS = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin",
+          "libtpu", "torch", "triton")
 
 
 def folder() -> Path:
     """$COURSE_CACHE, or course_utils below the user's cache folder."""
-    if "COURSE_CACHE" in os.environ:
-        return Path(os.environ["COURSE_CACHE"])
+    if chosen := os.environ.get("COURSE_CACHE"):
+        return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "course_utils"
 
 
-def _versions() -> list[str]:
-    """Versions of the tools, and the text of this package's own compilers."""
-    found = []
-    for tool in _TOOLS:
-        try:
-            found.append(f"{tool} {metadata.version(tool)}")
-        except metadata.PackageNotFoundError:
-            found.append(f"{tool} none")
-    own = sorted(Path(__file__).parent.glob("*.py"))
-    return found + [path.read_text(encoding="utf-8") for path in own]
+@functools.cache
+def _versions() -> tuple[Any, ...]:
+    """What a result depends on besides its key: tools, chips, our code."""
+    installed = [(tool, host.version(tool)) for tool in _TOOLS]
+    helpers = [bool(host.compiler()), bool(host.tool("objdump"))]
+    here = Path(__file__).parent
+    own = [path.read_text(encoding="utf-8") for path in
+           [*sorted(here.glob("*.py")), here.parent / "chips.toml"]]
+    return *installed, *helpers, *own
 
 
 def cached(key: tuple[Any, ...], make: Callable[[], T],

@@ -26,8 +26,9 @@ _CALLED = re.compile(
 _NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element",
             "after-all", "partition-id", "replica-id", "opt-barrier"}
 # A copy that only starts or ends here: the data counts where it is used.
-_THROUGH = {"copy-start", "copy-done", "bitcast", "get-tuple-element",
-            "opt-barrier"}
+_THROUGH = {"copy-start", "copy-done", "bitcast", "opt-barrier"}
+# Custom calls of the TPU back end that name or split buffers.
+_BOOKKEEPING = {"AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh"}
 # Inside a fusion these shape or name values; they compute nothing.
 _SILENT = _NOTHING | {"broadcast", "reshape", "fusion", "copy", "slice",
                       "concatenate", "iota"}
@@ -82,8 +83,8 @@ def _instruction(name: str, rest: str) -> Instruction:
     opcode = _OPCODE.search(rest)
     start = opcode.end()
     arguments = rest[start:_close(rest, start)]
-    called = [item.strip().lstrip("%") for group in _CALLED.findall(rest)
-              for item in group.split(",")]
+    called = [name for group in _CALLED.findall(rest)
+              for name in re.findall(r"%([\w.-]+)", group)]
     return Instruction(name, opcode.group(1), rest[:opcode.start()].strip(),
                        tuple(re.findall(r"%([\w.-]+)", arguments)),
                        tuple(called), rest)
@@ -153,7 +154,7 @@ def _walk(name: str, computations: dict[str, list[Instruction]],
                 found += _walk(called, computations, generated)
         elif (op.opcode in _NOTHING or op.opcode == "copy-start"
               or op.opcode.endswith("-done")
-              or _target(op) == "AllocateBuffer"):
+              or _target(op) in _BOOKKEEPING):
             continue
         else:
             found.append(_kernel(op, values, computations, generated))
@@ -175,9 +176,7 @@ def _kernel(op: Instruction, values: dict[str, Instruction],
 
 def _source(name: str, values: dict[str, Instruction]) -> str:
     """The value behind copies and views of it."""
-    while name in values and values[name].opcode in _THROUGH \
-            and values[name].operands \
-            and values[name].opcode != "get-tuple-element":
+    while name in values and values[name].opcode in _THROUGH:
         name = values[name].operands[0]
     return name
 
@@ -218,6 +217,8 @@ def _writer(op: Instruction, generated: set[str] | None) -> tuple[str, str]:
         return "library", "YNNPACK"
     if "__triton" in op.line:
         return "compiler", "XLA (Triton)"
+    if op.opcode == "fft" and "T(" not in op.shape:  # no TPU tiles: a library
+        return "library", "DUCC" if generated is not None else "cuFFT"
     if op.opcode in ("dot", "convolution") and generated is not None:
         if not any(symbol.startswith(op.name) for symbol in generated):
             return "library", "Eigen"

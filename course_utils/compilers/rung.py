@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, field
 
 from course_utils.compilers import text as _text
+from course_utils.host import Missing
 
 FOLDED_BYTES = 64_000  # a page shows this much of a rung, folded
 
@@ -40,7 +41,8 @@ class Rung(_Shown):
     ``raw`` is what the tool wrote; ``text`` is the same with the parts that
     change from run to run folded (cell paths, addresses, ids); ``language``
     says how to colour it; ``tool`` names tool and version; ``seconds`` is the
-    wall time spent making this rung.
+    wall time spent making this rung. A rung that this machine cannot make
+    has no ``tool``, and its text says why.
     """
 
     name: str
@@ -52,6 +54,11 @@ class Rung(_Shown):
     @functools.cached_property
     def text(self) -> str:
         return _text.canonical(self.raw)
+
+
+def absent(name: str, missing: Missing) -> Rung:
+    """A rung that this machine cannot make, and that says why."""
+    return Rung(name, str(missing), "text", "", 0.0)
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,8 @@ class Excerpt:
         rung, whole = self.rung, self.rung.text
         more = whole[:FOLDED_BYTES]
         count = len(whole.splitlines())
+        if not rung.tool:
+            return _text.plain(whole)
         title = f"{rung.name}: all {count:,} lines, by {rung.tool}"
         if len(more) < len(whole):
             title += f" (the first {FOLDED_BYTES // 1000} kB here)"

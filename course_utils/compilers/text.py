@@ -27,7 +27,8 @@ _STEADY = (
     (re.compile(r"(/[\w.+-]+)*/site-packages/"), ""),
     (re.compile(r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/"), "<temporary>/"),
     # Where debug information says the source lies.
-    (re.compile(r'(\.file\s+\d+) "[^"]*"'), r'\1 "<source>"'),
+    (re.compile(r'(\.file\s+\d+) "[^"]*"( "[^"]*")?'), r'\1 "<source>"'),
+    (re.compile(r"(//|;) \S+\.py(:\d+:\d+)"), r"\1 <source>\2"),
     (re.compile(r'(\.asciz|\.ascii)(\s+)"/[^"]*"'), r'\1\2"<source>"'),
     (re.compile(r'!DIFile\([^)]*\)'), "!DIFile(<source>)"),
     (re.compile(r"^#loc.*\n", re.M), ""),
@@ -53,6 +54,11 @@ def canonical(raw: str) -> str:
     for pattern, replacement in _STEADY:
         text = pattern.sub(replacement, text)
     return text.strip("\n") + "\n"
+
+
+def fold_cell(module: str) -> str:
+    """``module`` with the file of a notebook cell folded, nothing else."""
+    return _STEADY[0][0].sub(_STEADY[0][1], module)
 
 
 def _drop(text: str, attribute: str) -> str:

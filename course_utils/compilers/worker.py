@@ -15,12 +15,13 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from typing import IO, Any
 
 import cloudpickle
@@ -33,6 +34,10 @@ ENVIRONMENT = {
     "xla": {**_QUIET, **_TPU, "JAX_PLATFORMS": "cpu"},
     "torch": {"CUDA_VISIBLE_DEVICES": ""},
 }
+SCRATCH = "{scratch}"  # in a variable: the worker's own temporary folder
+# What the reader set for these compilers must not change what we show.
+_COMPILERS_READ = re.compile(
+    r"(?!\w*CACHE_DIR$)(TORCH|PYTORCH|TRITON_|XLA_|JAX_|LIBTPU|TPU_|MLIR_)")
 _LENGTH = 8  # bytes of the length that precedes each message
 
 
@@ -44,14 +49,20 @@ class _Worker:
     def __init__(self, kind: str, environment: dict[str, str]) -> None:
         self.kind = kind
         self.log = tempfile.TemporaryFile()
+        self.scratch = tempfile.mkdtemp(prefix="course-")
         package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-        path = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {name: value for name, value in os.environ.items()
+               if not _COMPILERS_READ.match(name)}
+        given = {name: value.replace(SCRATCH, self.scratch)
+                 for name, value in environment.items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", *["-S"] * sys.flags.no_site, "-m",
+             __name__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
             start_new_session=True,  # a stopped cell must not half-stop it
-            env={**os.environ, **environment,
-                 "PYTHONPATH": os.pathsep.join(path)})
+            env={**own, **given, "COURSE_SCRATCH": self.scratch,
+                 "PYTHONPATH": os.pathsep.join(
+                     [package, *filter(None, sys.path)])})
 
     def call(self, target: str, args: tuple, timeout: float) -> Any:
         expired = threading.Event()
@@ -85,6 +96,7 @@ class _Worker:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 _workers: dict[tuple, _Worker] = {}
@@ -96,9 +108,11 @@ def call(kind: str, target: str, *args: Any, timeout: float = 300,
     """Run ``target`` ("package.module:function") with ``args`` in a worker.
 
     ``kind`` is "xla" or "torch"; ``environment`` adds variables, and a worker
-    is kept for each distinct environment. Arguments and result travel by
-    cloudpickle. Errors of the function are raised here; a worker that dies or
-    takes longer than ``timeout`` seconds raises ``CompilerError``.
+    is kept for each distinct environment. "{scratch}" in a value becomes the
+    worker's temporary folder, which it finds in COURSE_SCRATCH. Arguments and
+    result travel by cloudpickle. Errors of the function are raised here; a
+    worker that dies or takes longer than ``timeout`` seconds raises
+    ``CompilerError``.
     """
     variables = {**ENVIRONMENT[kind], **(environment or {})}
     key = (kind, os.getpid(), *sorted(variables.items()))
@@ -133,6 +147,7 @@ def _end_with(parent: int) -> None:
     """Leave when the parent is gone, even in the middle of a compile."""
     while os.getppid() == parent:
         time.sleep(1)
+    shutil.rmtree(os.environ["COURSE_SCRATCH"], ignore_errors=True)
     os._exit(1)
 
 
@@ -150,8 +165,8 @@ def _serve() -> None:
     # Compilers print to stdout; keep it for messages and give them stderr.
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    watch: Callable[[int], None] = _end_with
-    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(os.getppid(),),
+                     daemon=True).start()
     while True:
         try:
             target, args = _receive(inbox)

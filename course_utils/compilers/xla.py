@@ -7,12 +7,13 @@ needs (tested with 0.10.2) are used here and nowhere else. Floor 1.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+import platform
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,13 @@ from typing import Any
 
 from course_utils import chips, host
 from course_utils.compilers import cache, hlo, text, triton, worker
-from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung
+from course_utils.compilers.rung import (
+    Buffer,
+    Kernel,
+    Pass,
+    Rung,
+    absent,
+)
 from course_utils.host import Missing
 
 TPU_TOPOLOGIES = {  # names that libtpu accepts; the smallest of each
@@ -41,8 +48,7 @@ _PASS_FILE = re.compile(r"\.(\d{4})\.(.+?)\.after_(.+?)(?:\.before_(.+))?$")
 class Compiled:
     """What one compile gave: text, passes, code, kernels and memory.
 
-    ``memory`` maps "argument", "output", "alias", "temp" to bytes. ``cost``
-    is XLA's own cost analysis, empty where the back end has none.
+    ``memory`` maps "argument", "output", "alias", "temp" to bytes.
     """
 
     rungs: tuple[Rung, ...]
@@ -50,7 +56,6 @@ class Compiled:
     kernels: tuple[Kernel, ...]
     buffers: tuple[Buffer, ...] = field(repr=False)
     memory: dict[str, int]
-    cost: dict[str, float] = field(repr=False)
 
 
 def compile(fn: Callable, args: tuple, target: str,
@@ -64,12 +69,11 @@ def compile(fn: Callable, args: tuple, target: str,
     _need(target)
     front, module = _lower(fn, args, target, donate)
     done = cache.cached(
-        ("xla", target, text.canonical(module)),
+        ("xla", target, text.fold_cell(module)),
         lambda: worker.call(
             "xla", f"{__name__}:_compile", module, target,
             environment=_environment(target)), fresh)
-    return Compiled(front + done.rungs, done.passes, done.kernels,
-                    done.buffers, done.memory, done.cost)
+    return replace(done, rungs=front + done.rungs)
 
 
 def works(target: str) -> str:
@@ -98,12 +102,11 @@ def _need(target: str) -> None:
 def _environment(target: str) -> dict[str, str]:
     if target not in TPU_TOPOLOGIES:
         return {"XLA_FLAGS": _CPU_FLAGS}
-    # libtpu reads these once, at its first use; the worker empties the
-    # folder before every compile.
-    folder = Path(tempfile.gettempdir()) / f"course-llo-{os.getpid()}"
-    return {"XLA_FLAGS": "", "COURSE_LLO": str(folder),
-            "LIBTPU_INIT_ARGS": " ".join((
-                f"--xla_jf_dump_to={folder}", "--xla_jf_dump_llo_text=true",
+    # libtpu reads these once, at its first use; the folder is emptied
+    # before every compile.
+    return {"LIBTPU_INIT_ARGS": " ".join((
+                f"--xla_jf_dump_to={worker.SCRATCH}/llo",
+                "--xla_jf_dump_llo_text=true",
                 "--xla_jf_dump_hlo_text=false",
                 f"--xla_jf_dump_llo_pass_label_regex={_LLO_PASSES}"))}
 
@@ -114,7 +117,7 @@ def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
            ) -> tuple[tuple[Rung, ...], str]:
     import jax
 
-    platform = "cpu" if target == "cpu" else (
+    kind = "cpu" if target == "cpu" else (
         "cuda" if target in GPUS else "tpu")
     tool, clock = f"jax {jax.__version__}", time.perf_counter
     rungs = list(source(fn))
@@ -123,7 +126,7 @@ def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
     rungs.append(Rung("jaxpr", str(traced.jaxpr), "jaxpr", tool,
                       clock() - start))
     start = clock()
-    lowered = traced.lower(lowering_platforms=(platform,))
+    lowered = traced.lower(lowering_platforms=(kind,))
     module = lowered.as_text(debug_info=True)
     rungs.append(Rung("stablehlo", lowered.as_text(), "mlir", tool,
                       clock() - start))
@@ -133,34 +136,37 @@ def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
     return tuple(rungs), module
 
 
-def source(fn: Callable) -> tuple[Rung, ...]:
+def source(fn: Any) -> tuple[Rung, ...]:
     """The Python rung, or none where the function has no source."""
-    import sys
-
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    if not (inspect.isroutine(fn) or inspect.isclass(fn)):
+        fn = getattr(fn, "forward", type(fn).__call__)  # module or callable
     try:
-        code = inspect.getsource(inspect.unwrap(fn))
+        code = inspect.getsource(fn)
     except (OSError, TypeError):
         return ()
-    version = ".".join(map(str, sys.version_info[:3]))
-    return (Rung("python", code, "python", f"Python {version}", 0.0),)
+    return (Rung("python", code, "python",
+                 f"Python {platform.python_version()}", 0.0),)
 
 
 # In the worker: from StableHLO to machine code.
 
 def _compile(module: str, target: str) -> Compiled:
     """Compile StableHLO text. Runs in the worker; called by ``compile``."""
-    folder = Path(tempfile.mkdtemp(prefix="course-xla-"))
-    llo = Path(os.environ.get("COURSE_LLO", folder / "llo"))
-    shutil.rmtree(llo, ignore_errors=True)
-    llo.mkdir()
-    try:
-        start = time.perf_counter()
-        executable = _run_xla(module, _devices(target), folder)
-        return _collect(executable, target, folder, llo,
-                        time.perf_counter() - start)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(llo, ignore_errors=True)
+    folder, llo = (Path(os.environ["COURSE_SCRATCH"], name)
+                   for name in ("xla", "llo"))
+    for path in (folder, llo):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+    start = time.perf_counter()
+    executable = _run_xla(module, _devices(target), folder)
+    made = _collect(executable, target, folder, llo,
+                    time.perf_counter() - start)
+    for path in (folder, llo):  # tens of MB
+        shutil.rmtree(path, ignore_errors=True)
+    return made
 
 
 def _devices(target: str) -> list:
@@ -257,21 +263,13 @@ def _collect(executable: Any, target: str, folder: Path, llo: Path,
         hlo.buffers(_first(folder, "*buffer-assignment.txt"),
                     _first(folder, "*live-range.txt")),
         {name: getattr(stats, f"{name}_size_in_bytes")
-         for name in ("argument", "output", "alias", "temp")},
-        _cost(executable))
+         for name in ("argument", "output", "alias", "temp")})
 
 
 def _tool(target: str) -> str:
     if target in TPU_TOPOLOGIES:
         return f"XLA:TPU of libtpu {host.version('libtpu')}"
     return f"XLA of jaxlib {host.version('jaxlib')}"
-
-
-def _cost(executable: Any) -> dict[str, float]:
-    try:
-        return dict(executable.cost_analysis())
-    except Exception:  # deviceless XLA:GPU has none
-        return {}
 
 
 def _first(folder: Path, pattern: str) -> str:
@@ -307,10 +305,13 @@ def _cpu_code(folder: Path) -> list[Rung]:
     llvm = [file.read_text()
             for file in sorted(folder.glob("*ir-with-opt.ll"))]
     rungs = [Rung("llvm-ir", "\n".join(llvm), "llvm", _tool("cpu"), 0.0)]
-    objdump = host.tool("objdump")
     objects = sorted(folder.glob("*.o"))
-    if objdump is None or not objects:
+    if not objects:  # libraries do it all
         return rungs
+    if (objdump := host.tool("objdump")) is None:
+        return [*rungs, absent("assembly", Missing(
+            "objdump", "it disassembles what XLA compiled for this CPU",
+            "On Debian and Ubuntu: apt-get install binutils"))]
     start, listings = time.perf_counter(), []
     for file in objects:
         listing = subprocess.run(
@@ -339,8 +340,8 @@ def _gpu_code(folder: Path, target: str
             name = re.search(r"\.entry (\w+)", code).group(1)
             arch = re.search(r"^\.target (\w+)", code, re.M).group(1)
             assembled[name] = triton.assemble(code, arch)
-    except Missing:  # no ptxas: PTX is the last rung
-        return rungs, {}
+    except Missing as missing:  # triton brings ptxas
+        return [*rungs, absent("sass", missing)], {}
     done = list(assembled.values())
     rungs.append(Rung("sass", "\n".join(code.sass for code in done), "sass",
                       done[0].tool, time.perf_counter() - start))

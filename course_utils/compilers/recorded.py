@@ -1,0 +1,80 @@
+"""Ladders recorded where the compilers were, for machines that lack them.
+
+A recording is found by what was compiled (the function's own source, its
+arguments, the target), never by name alone, and says when, with which tools
+and by which command it was made. Floor 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import hashlib
+import json
+import os
+import textwrap
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from course_utils import host
+from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung
+from course_utils.compilers.xla import Compiled
+
+FOLDER = Path(__file__).parent.parent / "recorded"
+COMMAND = "make record"
+_LARGEST = 1_200_000  # characters; a larger rung is left out
+
+
+def key(source: str, target: str, *rest: Any) -> str:
+    """Names a recording: the source without comments, and all the rest."""
+    try:
+        tree = ast.dump(ast.parse(textwrap.dedent(source)))
+    except SyntaxError:  # a lambda's line is seldom a whole statement
+        tree = source.strip()
+    whole = repr((tree, target, *rest)).encode()
+    return hashlib.sha256(whole).hexdigest()[:16]
+
+
+def find(name: str) -> tuple[Compiled, str] | None:
+    """The recording called ``name`` and where it comes from, if any."""
+    path = FOLDER / f"{name}.json.gz"
+    if not path.exists():
+        return None
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    return Compiled(
+        tuple(Rung(**rung) for rung in data["rungs"]),
+        tuple(Pass(**p) for p in data["passes"]),
+        tuple(Kernel(**{**k, "ops": tuple(k["ops"])})
+              for k in data["kernels"]),
+        tuple(Buffer(**b) for b in data["buffers"]),
+        data["memory"]), data["provenance"]
+
+
+def targets() -> set[str]:
+    """The targets that have recordings."""
+    index = FOLDER / "index.json"
+    return set(json.loads(index.read_text())) if index.exists() else set()
+
+
+def keep(name: str, target: str, made: Compiled) -> None:
+    """Record ``made``, if COURSE_RECORD says that we are recording."""
+    if "COURSE_RECORD" not in os.environ or target == "cpu":
+        return
+    FOLDER.mkdir(exist_ok=True)
+    tools = sorted({rung.tool for rung in made.rungs if rung.tool})
+    data = {
+        "provenance": f"recorded {date.today()} by `{COMMAND}` with "
+                      f"{', '.join(tools)} on {host.platform.machine()} "
+                      f"{host.platform.system()}",
+        "rungs": [{**asdict(rung), "raw": rung.text} for rung in made.rungs
+                  if len(rung.raw) <= _LARGEST],
+        "passes": [asdict(p) for p in made.passes if p.changed],
+        "kernels": [asdict(kernel) for kernel in made.kernels],
+        "buffers": [asdict(buffer) for buffer in made.buffers],
+        "memory": made.memory}
+    text = json.dumps(data, sort_keys=True).encode()
+    (FOLDER / f"{name}.json.gz").write_bytes(gzip.compress(text, mtime=0))
+    index = FOLDER / "index.json"
+    index.write_text(json.dumps(sorted(targets() | {target})) + "\n")
