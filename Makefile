@@ -1,6 +1,7 @@
 # Model to Silicon. `make lab` to learn, `make test` to check; the rest is for
 # those who change the course. Settings, each optional:
-#   PYTHON=python3.12    the Python 3.11 to 3.13 that .venv is made with
+#   PYTHON=python3.12    the Python 3.11 to 3.13 that .venv is made with,
+#                        python3.11 first if it is not said
 #   TORCH_INDEX=URL      an index of CPU builds of torch (saves gigabytes)
 #   PORT=8888            where JupyterLab listens
 #   ARGS="..."           handed on to the tool behind the target

@@ -1,9 +1,8 @@
 """Check an answer, hint, solution, progress. Floor 5.
 
 An answer that is still ``None`` or ``...`` is quiet, so that Run All is
-green. Progress stays on this machine, in a small JSON file in the folder
-COURSE_PROGRESS or the user's data folder, or in memory if neither can be
-written.
+green. Progress stays on this machine: a small JSON file in the folder
+COURSE_PROGRESS or the user's data folder, or memory if that is read-only.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import json
 import numbers
 import os
 import reprlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +32,9 @@ _SHORT.maxstring = _SHORT.maxother = 60
 class Verdict:
     """What the course says to an answer; its text begins with ``word``.
 
-    ``word`` is "Correct", "Not yet", "Not answered yet" or "Not checked" (a
-    library is missing); for the other calls "Hint 1 of 2", "Solution" or
-    "Not computed". ``code`` is the Python that computed a solution.
+    ``word`` is "Correct", "Not yet", "Not answered yet", "Hint 1 of 2" or
+    "Solution", and "Not checked" or "Not computed" where a library is
+    missing. ``code`` is the Python that computed a solution.
     """
 
     word: str
@@ -54,9 +52,8 @@ class Verdict:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        code = self.code and (
-            "<details><summary>computed by</summary><pre>"
-            f"{html.escape(self.code)}</pre></details>")
+        code = self.code and ("<details><summary>computed by</summary><pre>"
+                              f"{html.escape(self.code)}</pre></details>")
         return ('<div style="background:#fff;color:#000;padding:.4em 1em;'
                 f"border-left:6px solid {_COLORS.get(self.word, '#666')}\">"
                 f"<b>{self.word}</b>: {html.escape(self.text)}{code}</div>")
@@ -121,8 +118,6 @@ def _fault(exercise: Exercise, answer: Any, right: Any) -> str:
     """What is wrong with ``answer``, as a sentence; "" if nothing is."""
     if exercise.judge:
         return exercise.judge(answer, right)
-    if hasattr(answer, "tolist"):  # an array's or a tensor's numbers
-        answer = answer.tolist()
     fault = _differ(answer, right)
     if not fault:
         return ""
@@ -138,26 +133,26 @@ def _fault(exercise: Exercise, answer: Any, right: Any) -> str:
 
 def _differ(answer: Any, right: Any, rel_tol: float = 1e-9) -> str:
     """How a text, a number or a tuple of them differs from the right one."""
+    if hasattr(answer, "tolist"):  # an array's or a tensor's numbers
+        answer = answer.tolist()
     shown = _SHORT.repr(answer)
     if isinstance(right, tuple):
         if not isinstance(answer, tuple | list) or len(answer) != len(right):
             return f"this asks for {len(right)} values; {shown} is not that."
-        faults = (_differ(*pair, rel_tol)
-                  for pair in zip(answer, right, strict=True))
-        return next((f"value {n}: {fault}" for n, fault in enumerate(
-            faults, 1) if fault), "")
+        faults = [_differ(*pair, rel_tol)
+                  for pair in zip(answer, right, strict=True)]
+        return next((f"value {faults.index(fault) + 1}: {fault}"
+                     for fault in faults if fault), "")
     if isinstance(right, str):
         if not isinstance(answer, str):
             return f"this asks for a text; {shown} is none."
         return "" if _fold(answer) == _fold(right) else f"{shown} is not it."
-    if hasattr(answer, "item"):  # NumPy's own kind of number
-        answer = answer.item()
-    if not isinstance(answer, numbers.Real) or isinstance(answer, bool) or (
+    if isinstance(answer, bool) or not isinstance(answer, numbers.Real) or (
             answer != answer):
         return f"this asks for a number; {shown} is none."
     if abs(answer - right) <= rel_tol * abs(right):
         return ""
-    return f"{answer} is too {'low' if answer < right else 'high'}."
+    return f"{shown} is too {'low' if answer < right else 'high'}."
 
 
 def _fold(text: str) -> str:
@@ -167,9 +162,7 @@ def _fold(text: str) -> str:
 def _file() -> Path:
     if folder := os.environ.get("COURSE_PROGRESS"):
         return Path(folder) / "progress.json"
-    home = {"win32": "AppData/Local", "darwin": "Library/Application Support"}
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / home.get(
-        sys.platform, ".local/share")
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
     return Path(data) / "model-to-silicon" / "progress.json"
 
 

@@ -2,8 +2,8 @@
 
 To add one, write a function that computes the right answer (import what it
 needs inside) and decorate it; its docstring is the question. The answer may
-be a number, a text, a set, a tuple or a dict of these; where the reader hands
-in a function, give ``judge``.
+be a number, a text or a tuple of these; where the reader hands in a function,
+give ``judge``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Exercise:
-    """``rel_tol`` is the relative error allowed in a number (0: exact).
+    """What the notebook asks, and how an answer is judged.
 
     ``wrong`` pairs a typical mistake, as a function of the right answer,
     with a sentence that teaches. ``judge(answer, right)``, if given, decides
@@ -28,7 +28,6 @@ class Exercise:
     solve: Callable[[], Any]
     hints: tuple[str, ...]
     why: str
-    rel_tol: float
     wrong: tuple[tuple[Callable[[Any], Any], str], ...]
     judge: Callable[[Any, Any], str] | None
 
@@ -36,17 +35,18 @@ class Exercise:
 EXERCISES: dict[str, Exercise] = {}
 
 # Mistakes that any count of bytes or FLOPs invites.
-HALF = (lambda right: right / 2, "Half of it: a multiply-add is two FLOPs.")
 DOUBLE = (lambda right: right * 2,
           "Twice too much: is each value counted once?")
 ELEMENTS = (lambda right: right / 2,
             "Half of it: that counts values; a bf16 value has two bytes.")
-MIB = (lambda right: right * 1e6 / 2**20,
-       "That is in MiB (2**20 bytes); the question asks for MB (10**6).")
+MEGA = (lambda right: right / 1e6,
+        "That is in MB (10**6 bytes); the question asks for bytes.")
+MEBI = (lambda right: right / 2**20,
+        "That is in MiB (2**20 bytes); the question asks for bytes.")
 
 
 def exercise(number: str, *, hints: tuple[str, ...], why: str,
-             rel_tol: float = 0.0, wrong: tuple[Any, ...] = (),
+             wrong: tuple[Any, ...] = (),
              judge: Callable[[Any, Any], str] | None = None,
              ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Register the decorated function; ValueError if ``number`` is taken."""
@@ -56,7 +56,7 @@ def exercise(number: str, *, hints: tuple[str, ...], why: str,
             raise ValueError(f"exercise {number} is there twice: renumber.")
         question = " ".join((solve.__doc__ or "").split())
         EXERCISES[number] = Exercise(number, question, functools.cache(solve),
-                                     hints, why, rel_tol, wrong, judge)
+                                     hints, why, wrong, judge)
         return solve
 
     return register
@@ -79,7 +79,7 @@ def _example() -> tuple[Callable[..., Any], tuple[Any, ...]]:
            "and writes Y. Add up the three."),
     why="X, W and b are read once and Y is written three times and read "
         "twice: 15.7 MB, where 7.3 would do.",
-    wrong=(ELEMENTS, MIB,
+    wrong=(ELEMENTS, MEGA, MEBI,
            (lambda right: right - 2048 * 2,
             "Nearly: the addition reads the bias too."),
            (lambda right: right - 4 * 512 * 2048 * 2,

@@ -2,8 +2,9 @@
 
 A static panel of chosen settings comes first, an ordinary picture that
 teaches without a kernel; live controls follow where ipywidgets is installed
-and COURSE_STATIC is not 1. A control is a bool (checkbox), a list of choices,
-a range or (min, max[, step]) (sliders); it starts at draw's own default.
+and COURSE_STATIC is not 1. A control is a bool (checkbox), a list with a text
+in it (menu), or a list of numbers, a range or (min, max[, step]) (sliders);
+it starts at draw's own default.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import difflib
 import html
 import inspect
 import itertools
+import math
+import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,15 +33,17 @@ def values(name: str, spec: Any) -> list[Any]:
     """Every value the control ``name`` can take; ValueError if none."""
     if isinstance(spec, bool):
         return [False, True]
-    if isinstance(spec, tuple) and len(spec) in (2, 3):
+    if isinstance(spec, tuple) and len(spec) in (2, 3) and all(
+            isinstance(number, numbers.Real) and abs(number) < math.inf
+            for number in spec):
         low, high, step = (*spec, 1)[:3]
-        if 0 < step <= high - low:
+        if 0 < step <= high - low <= 1000 * step:
             count = int((high - low) / step + 1e-9) + 1
             return [round(low + i * step, 10) for i in range(count)]
-    elif isinstance(spec, list | range) and len(spec) > 1:
+    elif isinstance(spec, list | range) and 1 < len(spec) <= 1001:
         return list(spec)
-    raise ValueError(f"control {name} is {spec!r}; give a bool, or two "
-                     "values or more as a list, range or (min, max[, step]).")
+    raise ValueError(f"control {name} is {spec!r}; give a bool, or 2 to 1001 "
+                     "values as a list, range or (min, max[, step]).")
 
 
 def _start(draw: Draw, controls: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,15 +62,13 @@ def _start(draw: Draw, controls: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ends(draw: Draw, controls: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Four settings: along one control, or both ends of the first two."""
+    """Three settings along one control, or both ends of the first two."""
     start = _start(draw, controls)
     grids = {k: values(k, spec) for k, spec in [*controls.items()][:2]}
-    if len(grids) == 1:
-        [(name, grid)] = grids.items()
-        picks = {round(i * (len(grid) - 1) / 3): 0 for i in range(4)}
-        grids = {name: [grid[i] for i in picks]}
-    else:
-        grids = {name: [grid[0], grid[-1]] for name, grid in grids.items()}
+    few = 3 if len(grids) == 1 else 2
+    grids = {name: [grid[at] for at in sorted(
+        {i * (len(grid) - 1) // (few - 1) for i in range(few)})]
+        for name, grid in grids.items()}
     return [{**start, **dict(zip(grids, pair, strict=True))}
             for pair in itertools.product(*grids.values())]
 
@@ -80,20 +83,29 @@ def _run(draw: Draw, params: Mapping[str, Any]) -> tuple[Figure, str, str]:
 
 @plot.themed
 def panel(draw: Draw, settings: Sequence[Mapping[str, Any]]) -> Figure:
-    """``draw`` at each setting, two 960 x 540 tiles a row, as one Figure."""
+    """``draw`` at each setting, one below the other, as one Figure.
+
+    A title that a picture above has already is left out.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    w, h, strip, down = 960, 540, 48, -(-len(settings) // 2)
-    wide, high = w * min(2, len(settings)), down * (h + strip)
+    wide, strip, high, titles = plot.SIZE[0] * plot.DPI, 56, 0, set()
     runs = [_run(draw, params) for params in settings]
+    for figure, _, _ in runs:
+        figure.set_dpi(wide / figure.get_figwidth())
+        high += strip + round(figure.bbox.height)
+        if (title := figure.get_suptitle()) in titles:
+            figure.suptitle("")
+        titles.add(title)
     page = plot.new("\n".join(f"{at}: {text}" for _, at, text in runs),
-                    (wide / plot.DPI, high / plot.DPI))
-    for i, (figure, at, _) in enumerate(runs):
-        figure.set_dpi(w / figure.get_figwidth())
+                    (plot.SIZE[0], high / plot.DPI))
+    page.tiles, y = [figure for figure, _, _ in runs], high
+    for figure, at, _ in runs:
+        page.text(0.02, (y - 32) / high, at, size=18, weight="bold",
+                  color=plot.OKABE_ITO[5], va="center")
         (tile := FigureCanvasAgg(figure)).draw()
-        x, y = i % 2 * w, high - i // 2 * (h + strip) - strip
-        page.figimage(tile.buffer_rgba(), x, y - h, origin="upper")
-        page.text((x + 24) / wide, (y + 12) / high, at, weight="bold")
+        y -= strip + round(figure.bbox.height)
+        page.figimage(tile.buffer_rgba(), 0, y, origin="upper")
     return page
 
 
@@ -105,13 +117,8 @@ def _control(name: str, spec: Any, value: Any) -> Any:
         return widgets.Checkbox(**same)
     if any(isinstance(choice, str) for choice in grid):
         return widgets.Dropdown(options=grid, **same)
-    if isinstance(spec, list):
-        return widgets.SelectionSlider(options=grid, continuous_update=False,
-                                       **same)
-    whole = all(isinstance(v, int) for v in grid)
-    return (widgets.IntSlider if whole else widgets.FloatSlider)(
-        min=grid[0], max=grid[-1], step=grid[1] - grid[0],
-        continuous_update=False, **same)
+    return widgets.SelectionSlider(options=grid, continuous_update=False,
+                                   **same)
 
 
 def live(draw: Draw, **controls: Any) -> VBox:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import html
 import inspect
@@ -28,7 +27,7 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from course_utils.host import Missing, need
@@ -113,7 +112,7 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
     except Missing:
         raise
     except Exception as error:
-        why = next(iter(str(error).strip().splitlines()), "no message")[:200]
+        why = (str(error).strip() or "no message").splitlines()[0][:200]
         raise ValueError(
             f"fn cannot be counted with {_described(fn, args)}: {why} "
             f"({type(error).__name__}). Check shapes and types, and that fn "
@@ -130,14 +129,14 @@ def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:
     ``flops`` leaves transcendentals apart, as XLA does; ``why`` says what
     makes a row differ from ours. XLA compiles for the default device.
     """
-    pandas, cost = need("pandas", _WHY), count(fn, *args, wrt=wrt)
+    cost, call = count(fn, *args, wrt=wrt), (
+        fn, args, {}, _check_wrt(wrt, len(args)))
     ours = cost.matmul + cost.elementwise
-    call = fn, args, {}, _check_wrt(wrt, len(args))
     rows = [("course_utils", cost.matmul, ours, cost.transcendental,
              cost.bytes, "the program as written")]
-    shapes = " ".join(shape for op in cost.ops for shape in op.shapes)
     why = [f"we left out {what}" for what in cost.unknown]
-    why += ["complex counts as real"] * bool(re.search(r"\bc\d", shapes))
+    why += ["complex counts as real"] * bool(re.search(r"\bc\d", str(
+        [op.shapes for op in cost.ops])))
     if _front_end(fn, args, {}) == "torch":
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -151,24 +150,23 @@ def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:
             op.repeats != 1 for op in cost.ops)
         program, arrays, _ = _jax_program(*call)
         low = need("jax", _WHY).jit(program).lower(*arrays)
-        for stage, name in (low, "lowered"), (low.compile(), "compiled"):
+        for stage, name, also in (
+                (low, "lowered", "its rules for single ops"),
+                (low.compile(), "compiled", "after fusing, merging")):
             found = stage.cost_analysis() or {}
-            found = found[0] if isinstance(found, list) else found
-            n, also = found.get("flops"), (
-                "its rules for single ops, integers too" if stage is low
-                else "after fusing, converting, merging")
+            n = found.get("flops")
             rows.append((f"XLA {name}", None, n, found.get(
                 "transcendentals", 0), found.get("bytes accessed"),
                 "agrees" if n == ours else "; ".join(why or [also])))
-    return pandas.DataFrame(rows, columns=[
+    return need("pandas", _WHY).DataFrame(rows, columns=[
         "counter", "matmul", "flops", "transcendental", "bytes", "why"],
     ).convert_dtypes()
 
 
 # --- arguments -------------------------------------------------------------
 def _leaves(tree: Any) -> Iterator[Any]:
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        tree = [getattr(tree, f.name) for f in dataclasses.fields(tree)]
+    if is_dataclass(tree) and not isinstance(tree, type):
+        tree = [getattr(tree, field.name) for field in fields(tree)]
     if isinstance(tree, dict | list | tuple):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from _leaves(item)
@@ -183,23 +181,22 @@ def _front_end(fn: Any, args: tuple, kwargs: Any) -> str:
                         "function or module, its arguments, kwargs as a dict")
     torch = sys.modules.get("torch")
     ours = (torch.Tensor, torch.nn.Module) if torch else ()
+    given = [fn, getattr(fn, "__self__", fn), args, kwargs]
     while isinstance(fn, functools.partial):
-        fn, args = fn.func, (*args, fn.args, fn.keywords)
-    kinds = {"torch" if isinstance(x, ours) else "jax" for x in _leaves(
-        (getattr(fn, "__self__", fn), args, kwargs))
-        if isinstance(x, ours) or (hasattr(x, "dtype") and x is not fn)}
+        given, fn = [*given, fn.func, fn.args, fn.keywords], fn.func
+    kinds = {"torch" if isinstance(x, ours) else "jax" for x in _leaves(given)
+             if isinstance(x, ours) or (hasattr(x, "dtype") and x is not fn)}
     if len(kinds) == 2:
         raise TypeError("args mix torch with JAX or NumPy arrays: pass one "
                         f"kind (here {_described(fn, args)})")
-    if not kinds and torch:  # no array given: what does fn itself name?
-        named = [fn]
-        with contextlib.suppress(TypeError):
-            found = inspect.getclosurevars(fn)
-            named += _leaves((found.nonlocals, found.globals))
-        if any(x is torch or isinstance(x, ours) or str(getattr(
-                x, "__module__", "")).startswith("torch") for x in named):
-            return "torch"
-    return kinds.pop() if kinds else "jax"
+    if not kinds and torch:  # no array given: does fn name anything of torch?
+        with contextlib.suppress(TypeError):  # not a Python function
+            names = inspect.getclosurevars(fn)
+            given += [names.nonlocals, names.globals]
+        kinds = {"torch" for x in _leaves(given) if isinstance(x, ours)
+                 or x is torch or "torch" == str(
+                     getattr(x, "__module__", "")).partition(".")[0]}
+    return "torch" if "torch" in kinds else "jax"
 
 
 def _check_wrt(wrt: Any, n: int) -> Any:
@@ -213,21 +210,23 @@ def _check_wrt(wrt: Any, n: int) -> Any:
     return numbers
 
 
-def _no_gradient(wrt: Any) -> ValueError:
-    return ValueError(f"nothing fn returns depends on wrt={wrt!r}: return "
-                      "arrays (in tuples, dicts or dataclasses) made from it "
-                      "with gradients on, or pass wrt=None")
-
-
 def _described(fn: Any, args: tuple) -> str:
     """"x f32[3,4], w f32[5,6]", with the function's own argument names."""
-    names = []
+    names = [f"argument {i}" for i in range(len(args))]
     with contextlib.suppress(TypeError, ValueError):
-        names += list(inspect.signature(fn).parameters)[:len(args)]
-    names += [f"argument {i}" for i in range(len(names), len(args))]
+        own = list(inspect.signature(fn).parameters)[:len(args)]
+        names[:len(own)] = own
     return ", ".join(f"{name} " + (" ".join(
         str(_array(x)) for x in _leaves(arg) if hasattr(x, "dtype"))
         or repr(arg)[:40]) for name, arg in zip(names, args, strict=True))
+
+
+def _selected(wrt: Any, wanted: list, reached: bool) -> None:
+    if wrt is not None and not wanted:
+        raise ValueError(f"wrt={wrt!r} selects no floating-point array")
+    if wrt is not None and not reached:
+        raise ValueError(f"nothing fn returns depends on wrt={wrt!r}: return "
+                         "an array made from it, with gradients on")
 
 
 # --- rules: inputs, outputs, parameters of an op -> how much of each kind,
@@ -273,45 +272,30 @@ def _each(kind: str, times: int = 1, more: Callable = lambda p: 0) -> Callable:
         kind, (times + more(p)) * outs[0].size, outs[0])
 
 
-def _scaled(name: str) -> Callable:
-    """One product more where this factor is given."""
-    return lambda p: p.get(name, 1) != 1
-
-
 def _reduce(kind: str, per_input: int = 1, per_output: int = -1) -> Callable:
     return lambda ins, outs, p: _tally(kind, max(
         0, per_input * ins[0].size + per_output * outs[0].size), ins[0])
 
 
-def _move(ins: list, outs: list, p: dict) -> Counter:
-    return Counter()
+def _moves(held: Callable) -> Callable:
+    return lambda ins, outs, p: Counter(bytes=held(ins, outs))
 
 
-def _view(ins: list, outs: list, p: dict) -> Counter:
-    return Counter(bytes=0)
+_move = _moves(lambda ins, outs: _held(ins) + _held(outs))
+_view = _moves(lambda ins, outs: 0)
+_take = _moves(lambda ins, outs: _held(ins[1:]) + 2 * _held(outs))
+_fill = _moves(lambda ins, outs: _held(ins[1:]) + _held(outs))
 
 
-def _take(ins: list, outs: list, p: dict) -> Counter:
-    """Reads of ins[0] what it gives back."""
-    return Counter(bytes=_held(ins[1:]) + 2 * _held(outs))
-
-
-def _fill(ins: list, outs: list, p: dict) -> Counter:
-    """Writes all of its output without a look at ins[0]."""
-    return Counter(bytes=_held(ins[1:]) + _held(outs))
-
-
-def _put(size: Callable, adds: Callable = lambda p: False) -> Callable:
-    """Writes, or adds to, ``size(ins, p)`` elements of ins[0]."""
+def _put(size: int | Callable, adds: bool = False) -> Callable:
+    """Writes, or adds to, as much of ins[0] as ins[size] has."""
     def rule(ins: list, outs: list, p: dict) -> Counter:
-        n, add = size(ins, p), adds(p)
-        moved = _held(ins[1:]) + n * ins[0].itemsize * (2 if add else 1)
-        return _tally("elementwise", n * add, ins[0]) + Counter(bytes=moved)
+        n = size(ins, p) if callable(size) else ins[size].size
+        add = bool(p.get("accumulate", adds))
+        work = _tally("elementwise", n * add, ins[0])
+        work["bytes"] = _held(ins[1:]) + n * ins[0].itemsize * (1 + add)
+        return work
     return rule
-
-
-def _like(i: int) -> Callable:
-    return lambda ins, p: ins[i].size
 
 
 def _rows(ins: list, p: dict) -> int:
@@ -410,7 +394,7 @@ def _table(rows: dict[str, Any]) -> dict[str, Any]:
 _COMMON = _table({
     "neg abs maximum minimum floor ceil round sign square trunc relu mul "
     "reciprocal fmod remainder rem nextafter": _each("elementwise"),
-    "add sub": _each("elementwise", 1, _scaled("alpha")),
+    "add sub": _each("elementwise", 1, lambda p: p.get("alpha", 1) != 1),
     "div": _each("elementwise", 1, lambda p: bool(p.get("rounding_mode"))),
     "exp exp2 expm1 log log1p log2 log10 tanh sin cos tan asin acos atan "
     "atan2 sinh cosh asinh acosh atanh erf erfc erfinv erf_inv sqrt rsqrt "
@@ -431,20 +415,19 @@ _JAX = _COMMON | _table({
     "broadcast_in_dim reshape squeeze expand_dims bitcast_convert_type name "
     "optimization_barrier stop_gradient device_put pvary "
     "sharding_constraint": _view, "gather dynamic_slice slice": _take,
-    "dynamic_update_slice": _put(_like(1)), "scatter": _put(_like(2)),
-    "scatter-add scatter-sub scatter-mul scatter-min scatter-max scatter_add "
-    "scatter_sub scatter_mul scatter_min scatter_max":
-        _put(_like(2), lambda p: True),
+    "dynamic_update_slice": _put(1), "scatter": _put(2),
+    "scatter-add scatter-sub scatter-mul scatter-min scatter-max":
+        _put(2, True),
     "transpose convert_element_type concatenate pad rev split iota copy real "
     "imag conj complex reduce_precision random_bits random_wrap random_unwrap "
     "random_seed random_fold_in threefry2x32 rng_bit_generator": _move})
 _TORCH = _COMMON | _table({
     "clamp_min clamp_max fmax fmin": _each("elementwise"),
-    "hardtanh": _each("elementwise", 2),
+    "hardtanh": _each("elementwise", 2), "lerp": _each("elementwise", 3),
     "clamp": _each("elementwise", 0, lambda p: sum(
         p.get(bound) is not None for bound in ("min", "max"))),
-    "rsub": _each("elementwise", 1, _scaled("alpha")),
-    "addcmul addcdiv": _each("elementwise", 2, _scaled("value")),
+    "rsub": _COMMON["sub"], "addcmul addcdiv": _each(
+        "elementwise", 2, lambda p: p.get("value", 1) != 1),
     "where isnan isinf isfinite signbit logical_and logical_or logical_not "
     "logical_xor bitwise_and bitwise_or bitwise_xor bitwise_not shift_left "
     "shift_right_arithmetic": _each("integer"),
@@ -457,10 +440,9 @@ _TORCH = _COMMON | _table({
     "_unsafe_view empty empty_like empty_strided new_empty resize "
     "_efficientzerotensor": _view,
     "index gather index_select embedding": _take,
-    "index_put": _put(_indexed, lambda p: p.get("accumulate", False)),
-    "scatter": _put(_like(1)), "scatter_add": _put(_like(1), lambda p: True),
-    "index_fill index_copy": _put(_rows),
-    "index_add": _put(_rows, lambda p: True),
+    "index_put": _put(_indexed), "index_fill index_copy": _put(_rows),
+    "index_add": _put(_rows, True), "scatter": _put(1),
+    "scatter_add": _put(1, True),
     "copy zero fill zeros ones full arange zeros_like ones_like full_like "
     "new_zeros new_ones new_full": _fill,
     "clone _to_copy cat stack constant_pad_nd flip roll repeat tril triu "
@@ -469,16 +451,15 @@ _TORCH = _COMMON | _table({
 
 
 def _op(name: str, path: str, ins: list[_Array], outs: list[_Array],
-        keys: list[int], rule: Callable, p: dict, repeats: int = 1) -> list[Op]:
+        keys: list[int], rule: Callable, p: dict, repeats: int = 1
+        ) -> list[Op]:
     """The op, if it does anything; x * x (equal ``keys``) reads x once."""
     once = [a if key not in keys[i + 1:] else a._replace(nbytes=0)
             for i, (a, key) in enumerate(zip(ins, keys, strict=True))]
-    work = rule(once, outs, p)
-    moved = work["bytes"] if "bytes" in work else _held(once) + _held(outs)
-    op = Op(name, path, tuple(map(str, (*ins, *outs))),
-            *(work[kind] * repeats for kind in KINDS),
-            moved * repeats, repeats)
-    return [op] if op.flops or op.integer or op.bytes else []
+    work = Counter({**_move(once, outs, p), **rule(once, outs, p)})
+    counts = [work[kind] * repeats for kind in (*KINDS, "bytes")]
+    op = Op(name, path, tuple(map(str, (*ins, *outs))), *counts, repeats)
+    return [op] if any(counts) else []
 
 
 # --- JAX: walk the jaxpr ----------------------------------------------------
@@ -502,12 +483,11 @@ def _jax_program(fn: Callable, args: tuple, kwargs: dict,
             x.dtype, jax.numpy.inexact)
 
     wanted = [i for i in live if owner[i] in chosen and is_float(flat[i])]
-    if wrt is not None and not wanted:
-        raise ValueError(f"wrt={wrt!r} selects no floating-point array")
+    _selected(wrt, wanted, True)
 
     def call(values: dict) -> Any:
-        leaves = [values.get(i, x) for i, x in enumerate(flat)]
-        args, kwargs = jax.tree.unflatten(tree, leaves)
+        args, kwargs = jax.tree.unflatten(tree, [
+            values.get(i, x) for i, x in enumerate(flat)])
         return fn(*args, **kwargs)
 
     def program(*arrays: Any) -> Any:
@@ -515,35 +495,32 @@ def _jax_program(fn: Callable, args: tuple, kwargs: dict,
         if wrt is None:
             return call(held)
 
-        def split(*xs: Any) -> tuple[list, list]:
-            out = jax.tree.leaves(call(held | dict(zip(
-                wanted, xs, strict=True))))
+        def split(of: dict) -> tuple[list, list]:
+            out = jax.tree.leaves(call(held | of))
             return [y for y in out if is_float(y)], [
                 y for y in out if not is_float(y)]
 
         floats, pull, others = jax.vjp(
-            split, *(held[i] for i in wanted), has_aux=True)
+            split, {i: held[i] for i in wanted}, has_aux=True)
         ones = [jax.numpy.ones_like(y) for y in floats]
-        if not any(_live(jax.make_jaxpr(pull)(ones).jaxpr)[1]):
-            raise _no_gradient(wrt)
+        _selected(wrt, wanted, any(_live(jax.make_jaxpr(pull)(ones))[1]))
         return floats, others, pull(ones)
 
     return program, [flat[i] for i in live], [flat[i] for i in wanted]
 
 
-def _live(jaxpr: Any) -> tuple[Any, list[bool]]:
+def _live(traced: Any) -> tuple[Any, list[bool]]:
     """The jaxpr without dead code, and which of its inputs it needs."""
     tools = need("jax.interpreters.partial_eval", _WHY)
-    if not hasattr(tools, "dce_jaxpr"):  # then dead code is counted too
-        return jaxpr, [True]
-    return tools.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[:2]
+    return tools.dce_jaxpr(
+        traced.jaxpr, [True] * len(traced.jaxpr.outvars))[:2]
 
 
 def _jax(fn: Callable, args: tuple, kwargs: dict, wrt: Any) -> Cost:
     program, arrays, wanted = _jax_program(fn, args, kwargs, wrt)
     traced, unknown = need("jax", _WHY).make_jaxpr(program)(*arrays), []
-    # Dead are the gradients that nobody asked for.
-    ops = tuple(_walk(_live(traced.jaxpr)[0], "", 1, unknown))
+    # Dead are, for one, the gradients that nobody asked for.
+    ops = tuple(_walk(_live(traced)[0], "", 1, unknown))
     params = sum(math.prod(x.shape) for x in wanted)
     return Cost(ops, params if wrt == "params" else None,
                 tuple(dict.fromkeys(unknown)))
@@ -613,15 +590,14 @@ def _trips(eqn: Any) -> int | None:
         return None
     start = eqn.invars[p["body_nconsts"] + at]
     old, step = made[0].invars
-    if old is not body.invars[p["body_nconsts"] + at] or not all(
-            hasattr(v, "val") for v in (start, n, step)):
+    if (old is not body.invars[p["body_nconsts"] + at]
+            or i.aval.dtype.kind != "i"
+            or not all(hasattr(v, "val") for v in (start, n, step))):
         return None
     first, last, by = (int(v.val) for v in (start, n, step))
-    if i.aval.dtype.kind != "i" or by <= 0:
-        return None
-    trips = len(range(first, last, by))
-    wraps = first + trips * by >= 2 ** (8 * i.aval.dtype.itemsize - 1)
-    return None if wraps else trips
+    trips = len(range(first, last, by)) if by > 0 else 0
+    beyond = 2 ** (8 * i.aval.dtype.itemsize - 1)  # there i wraps around
+    return trips if by > 0 and first + trips * by < beyond else None
 
 
 # --- torch: run on fake tensors ---------------------------------------------
@@ -648,12 +624,6 @@ def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
 
     def leave(*_):
         entered.pop()
-
-    def path():
-        """The module we are in, or that we are in the backward pass."""
-        if torch._C._current_autograd_node():
-            return "backward"
-        return entered[-1] if entered else ""
 
     def inside(call, args, kwargs):
         """The sum over what a composite op is made of, as its rule."""
@@ -688,9 +658,11 @@ def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
                 unknown.append(f"{space}.{name}")
                 return out
             named = (a.name for a in func._schema.arguments)
+            at = "backward" if torch._C._current_autograd_node() else (
+                entered or [""])[-1]
             ops.extend(_op(
-                name, path(), [_array(x) for x in ins],
-                [_array(x) for x in outs], [id(x) for x in ins], rule,
+                name, at, [*map(_array, ins)], [*map(_array, outs)],
+                [*map(id, ins)], rule,
                 dict(zip(named, args, strict=False)) | kwargs))
             return out
 
@@ -713,7 +685,8 @@ def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake, Parameter = FakeTensorMode(allow_non_fake_inputs=True), (
+        torch.nn.Parameter)
 
     def inner(tree):
         """Tensors and module parameters in it, each once."""
@@ -725,16 +698,14 @@ def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
         if wrt is not None:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-        (call, args, kwargs), params = _torch_copies(
-            fake, (fn, args, kwargs))
+        (call, args, kwargs), params = _torch_copies(fake, (fn, args, kwargs))
         everything = inner((params, args, kwargs))
         chosen = {None: (), "params": params or args[:1], "all": everything}
         chosen = chosen[wrt] if wrt in chosen else [args[i] for i in wrt]
         wanted = [x for x in inner(chosen)
                   if (x.is_floating_point() or x.is_complex())
-                  and (x.requires_grad or x not in params)]
-        if wrt is not None and not wanted:
-            raise ValueError(f"wrt={wrt!r} selects no floating-point tensor")
+                  and (x.requires_grad or not isinstance(x, Parameter))]
+        _selected(wrt, wanted, True)
         for x in everything if wrt is not None else ():
             x.requires_grad_(any(x is w for w in wanted))
         for mode in (fake, torch.compiler.set_stance("force_eager"), *modes):
@@ -747,9 +718,91 @@ def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
             # Not autograd.grad: FlopCounterMode's hooks do not allow it.
             torch.autograd.backward(
                 out, [torch.ones_like(y) for y in out], inputs=wanted)
-            if all(x.grad is None for x in wanted):
-                raise _no_gradient(wrt)
-    if not params and wrt == "params":
-        params = wanted
-    known = params or ...
-    return sum(p.numel() for p in params) if known else None
+        _selected(wrt, wanted, any(x.grad is not None for x in wanted))
+    params = params or (wanted if wrt == "params" else [])
+    return sum(p.numel() for p in params) if params else None
+
+
+def _torch_copies(fake: Any, call: tuple) -> tuple[tuple, list]:
+    """Copies of fn, args and kwargs on fake tensors, and their parameters.
+
+    A function is made anew over copies of what it closes over or names.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_map
+
+    memo, spaces, begun = {}, {}, set()
+
+    class Copy(TorchFunctionMode):
+        """Where deepcopy would copy a tensor or a Parameter's data."""
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            x = args[0] if args else None
+            if func not in (torch.Tensor.__deepcopy__,
+                            torch._C.TensorBase.clone):
+                return func(*args, **(kwargs or {}))
+            if x.is_meta or x.is_inference():
+                with fake:  # on the CPU, where constants in fn are
+                    y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+            else:
+                y = fake.from_tensor(x.detach())
+            return y.requires_grad_(x.requires_grad)
+
+    def holds(x, depth=2):
+        """Whether a tensor or module is in x, its attributes or theirs."""
+        return any(isinstance(v, (torch.Tensor, torch.nn.Module)) or (
+            depth and isinstance(getattr(v, "__dict__", 0), dict)
+            and not isinstance(v, (types.ModuleType, types.FunctionType))
+            and holds(vars(v), depth - 1)) for v in _leaves(x))
+
+    def names(code):
+        return {*code.co_names}.union(*(names(c) for c in code.co_consts
+                                        if isinstance(c, types.CodeType)))
+
+    def function(f):
+        space, old = f.__globals__, f.__closure__ or ()
+        ours = not space.get("__name__", "").startswith("torch.")
+        if not (ours or old):
+            return f
+        new = [memo.setdefault(id(c), types.CellType()) for c in old]
+        if ours:
+            space = spaces.setdefault(id(space), dict(space))
+        g = memo[id(f)] = types.FunctionType(
+            f.__code__, space, f.__name__, shadow(f.__defaults__), (*new,))
+        g.__kwdefaults__ = shadow(f.__kwdefaults__)
+        g.__dict__.update(vars(f))
+        for cell, was in zip(new, old, strict=True):
+            with contextlib.suppress(ValueError):  # still empty
+                cell.cell_contents = shadow(was.cell_contents)
+        for name in names(f.__code__) & space.keys() if ours else ():
+            space[name] = shadow(f.__globals__[name])
+        return g
+
+    def shadow(x):
+        if isinstance(x, torch.nn.Module):
+            x = getattr(x, "_orig_mod", x)  # as before torch.compile
+        if isinstance(x, types.FunctionType):
+            x = getattr(x, "_torchdynamo_orig_callable", x)
+        if id(x) in memo:
+            return memo[id(x)]
+        if isinstance(x, types.FunctionType):
+            return function(x)
+        if isinstance(x, types.MethodType):
+            return types.MethodType(shadow(x.__func__), shadow(x.__self__))
+        if isinstance(x, functools.partial):
+            return functools.partial(
+                shadow(x.func), *shadow(x.args), **shadow(x.keywords))
+        if type(x) in (dict, list, tuple):
+            return memo.setdefault(id(x), tree_map(shadow, x))
+        if not holds(x):
+            return x
+        if id(x) not in begun:  # first the functions in it: hooks, say
+            begun.add(id(x))
+            for value in _leaves(getattr(x, "__dict__", None)):
+                shadow(value)
+        with Copy():
+            return copy.deepcopy(x, memo)
+
+    return tuple(map(shadow, call)), [
+        x for x in memo.values() if isinstance(x, torch.nn.Parameter)]

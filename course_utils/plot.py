@@ -1,21 +1,25 @@
 """Draw the course's objects: one theme, one 16:9 picture each. Floor 4.
 
 Every function returns a matplotlib Figure made without pyplot, so nothing is
-drawn twice. Its ``summary`` says in one sentence what the picture shows and
-is its repr, so that a notebook test compares it. Axes hold the data's own
-units (bytes, seconds); only tick labels are scaled, in powers of ten.
+drawn twice. Its repr is what a notebook test compares: a digest of all that
+is drawn, and ``summary``, one sentence that says what the picture shows. Axes
+hold the data's own units (bytes, seconds); only tick labels are scaled, in
+powers of ten.
 """
 
 from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import io
+import numbers
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from course_utils.host import Missing
+from course_utils import host
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,30 +46,32 @@ _THEME = {
     "axes.spines.top": False, "axes.spines.right": False,
     "text.parse_math": False,  # IR is full of "$"
 }
+_UNITS = {"s": "seconds", "B": "bytes", "B/s": "bytes per second"}
 
 
 class Stage(NamedTuple):
-    """What one of the five stages asks, takes, hands on and does."""
+    """What one of the five stages asks, hands on to the next, and does."""
 
     name: str
     question: str
-    received: str
     handed_on: str
-    verbs: tuple[str, ...]
+    verbs: str
 
 
 STAGES = (
-    Stage("Model to operations", "What must be computed?", "model",
-          "operations", ("trace", "count")),
-    Stage("Operations to IR", "How is it written down?", "operations",
-          "graph and IR", ("capture", "lower")),
-    Stage("IR to executable", "What does a compiler decide?", "graph and IR",
-          "executable", ("fuse", "lay out", "place buffers", "emit code")),
-    Stage("Dispatch to kernel", "Who starts the work?", "executable",
-          "kernel execution", ("queue", "launch", "wait")),
-    Stage("Kernel to chip", "Where does time go?", "kernel execution",
-          "inside the chip", ("schedule", "load", "multiply", "store")),
+    Stage("Model to operations", "What must be computed?", "operations",
+          "trace, count"),
+    Stage("Operations to IR", "How is it written down?", "graph and IR",
+          "capture, lower"),
+    Stage("IR to executable", "What does a compiler decide?", "executable",
+          "fuse, lay out, place buffers, emit code"),
+    Stage("Dispatch to kernel", "Who starts the work?", "kernel execution",
+          "queue, launch, wait"),
+    Stage("Kernel to chip", "Where does time go?", "inside the chip",
+          "schedule, load, multiply, store"),
 )
+# ARTEFACTS[n - 1] is what stage n receives, ARTEFACTS[n] what it hands on.
+ARTEFACTS = ("model", *(stage.handed_on for stage in STAGES))
 
 
 @functools.cache
@@ -76,19 +82,18 @@ def _picture() -> type[Figure]:
         """A Figure that shows itself as PNG, whatever backend is set."""
 
         summary = ""
-
-        def _repr_png_(self) -> bytes:
-            return png(self)
+        tiles: Sequence[Figure] = ()  # the figures pasted into this one
 
         def _ipython_display_(self) -> None:
-            # This goes before pyplot's formatter, which would crop.
+            # This goes before pyplot's formatter, which would crop. The
+            # digest in both lets a test hold picture and text together.
             from IPython.display import display
 
-            data = base64.b64encode(png(self)).decode("ascii")
+            data = base64.b64encode(png(self, digest(self))).decode("ascii")
             display({"image/png": data, "text/plain": repr(self)}, raw=True)
 
         def __repr__(self) -> str:
-            return f"<Picture: {self.summary}>"
+            return f"<Picture {digest(self)}: {self.summary}>"
 
         __str__ = __repr__
 
@@ -106,14 +111,42 @@ def new(summary: str, size: tuple[float, float] = SIZE,
     return figure
 
 
-def png(figure: Figure) -> bytes:
+def digest(figure: Figure) -> str:
+    """Eight hex digits of every text and number drawn, but of no pixel."""
+    from matplotlib.ticker import FixedLocator
+
+    said, texts = [], [*figure.texts]
+    for legend in figure.legends:
+        texts += legend.get_texts()
+    for ax in figure.axes:
+        texts += [ax.title, *ax.texts]
+        for axis in (ax.xaxis, ax.yaxis):
+            texts += [axis.label]
+            if isinstance(axis.get_major_locator(), FixedLocator):
+                texts += axis.get_ticklabels()  # the others follow the data
+        said += [ax.get_xscale(), ax.get_yscale(),
+                 *(patch.get_hatch() for patch in ax.patches)]
+        drawn = [text.get_unitless_position() for text in ax.texts]
+        drawn += [line.get_xydata().flat for line in ax.lines]
+        drawn += [patch.get_patch_transform().transform_path(
+            patch.get_path()).vertices.flat for patch in ax.patches]
+        drawn += [path.vertices.flat for group in ax.collections
+                  for path in group.get_paths()]
+        said += [f"{number:.6g}" for numbers in drawn for number in numbers]
+    said += [text.get_text() for text in texts]
+    said += [digest(tile) for tile in getattr(figure, "tiles", ())]
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
+
+
+def png(figure: Figure, description: str | None = None) -> bytes:
     """Any Figure as PNG, opaque, at the course's resolution."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure.set_dpi(DPI)
     buffer = io.BytesIO()
-    # The Software entry would change with the version of matplotlib.
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    FigureCanvasAgg(figure).print_png(buffer, metadata={
+        "Software": None,  # would change with the version of matplotlib
+        "Description": description})
     return buffer.getvalue()
 
 
@@ -122,11 +155,7 @@ def themed(draw: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(draw)
     def inner(*args: Any, **kwargs: Any) -> Any:
-        try:
-            from matplotlib import style
-        except ImportError:
-            raise Missing("matplotlib", "it draws every figure",
-                          "Run: pip install matplotlib") from None
+        style = host.need("matplotlib.style", "it draws every figure")
         with style.context(["default", _THEME]):
             return draw(*args, **kwargs)
 
@@ -138,15 +167,16 @@ def _canvas(summary: str, title: str) -> Axes:
     ax = new(summary).add_axes((0, 0, 1, 1), xlim=(0, SIZE[0] * DPI),
                                ylim=(SIZE[1] * DPI, 0))
     ax.axis("off")
-    ax.text(30, 44, title, size=22, weight="bold", va="center")
+    ax.figure.suptitle(title, x=30 / 1280, y=1 - 44 / 720, weight="bold",
+                       ha="left", va="center")
     return ax
 
 
-def _charts(summary: str, title: str, count: int = 1) -> Sequence[Axes]:
+def _chart(summary: str, title: str) -> Axes:
     figure = new(summary, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.2, h_pad=0.2)
     figure.suptitle(title, x=0.02, ha="left", weight="bold")
-    return figure.subplots(1, count, squeeze=False)[0]
+    return figure.subplots()
 
 
 def _box(ax: Axes, x: float, y: float, w: float, h: float,
@@ -162,41 +192,28 @@ def _arrow(ax: Axes, *path: tuple[float, float], color: str = _GREY) -> None:
         "mutation_scale": 22, "shrinkA": 0, "shrinkB": 0})
 
 
-def _cell(ax: Axes, size: float) -> tuple[float, float]:
-    """Width of a monospaced character and height of a line, in pixels."""
-    probe = ax.text(0, 0, "M" * 50, size=size, family=_MONO)
-    width = probe.get_window_extent().width / 50
-    probe.set_text("M\n" * 49 + "M")
-    height = probe.get_window_extent().height / 49
-    probe.remove()
-    return width, height
-
-
 def _excerpts(ax: Axes, h: float, most: int, sizes: Sequence[float],
               boxes: Sequence[tuple[float, float, float, str]]) -> None:
-    """Write (x, y, width, text) excerpts, all in the largest size that fits.
-
-    What does not fit at the smallest size is cut and ends in an ellipsis.
-    """
-    texts = [textwrap.dedent(text.expandtabs(2)).strip("\n").splitlines()
+    """Write (x, y, width, text) excerpts, all in the largest size that fits;
+    at the smallest, what does not fit is cut and ends in an ellipsis."""
+    texts = [textwrap.dedent(str(text).expandtabs(2)).strip("\n").splitlines()
              for *_, text in boxes]
-    for size in sizes:
-        char, line = _cell(ax, size)
-        rows, room = int(h / line), [int(w / char) for _, _, w, _ in boxes]
-        if all(min(len(text), most) <= rows
-               and all(len(row) <= wide for row in text[:most])
-               for text, wide in zip(texts, room, strict=True)):
-            break
-    rows = min(rows, most)
-    for (x, y, *_), text, wide in zip(boxes, texts, room, strict=True):
+    high, wide = 1.71, 0.87  # pixels a point, at most, of a line and a letter
+    size = next((size for size in sizes if all(
+        min(len(text), most) * high * size <= h
+        and max(map(len, text[:most]), default=0) * wide * size <= w
+        for (_, _, w, _), text in zip(boxes, texts, strict=True))), sizes[-1])
+    rows = min(most, int(h / high / size))
+    for (x, y, w, _), text in zip(boxes, texts, strict=True):
         kept = text if len(text) <= rows else [*text[:rows - 1], "…"]
+        room = int(w / wide / size)
         ax.text(x, y, "\n".join(
-            row if len(row) <= wide else row[:wide - 1] + "…"
+            row if len(row) <= room else row[:room - 1] + "…"
             for row in kept), size=size, va="top", family=_MONO)
 
 
 def _stage(n: int) -> Stage:
-    if n not in range(1, len(STAGES) + 1):
+    if type(n) is not int or not 1 <= n <= len(STAGES):
         raise ValueError(f"n is a stage, 1 to {len(STAGES)}; got {n!r}.")
     return STAGES[n - 1]
 
@@ -206,7 +223,7 @@ def stage_map(n: int) -> Figure:
     """The five stages from model to chip, left to right, stage ``n`` lit."""
     lit, step, left, rail = _stage(n), 220, 90, 230
     title = f"Stage {n} of {len(STAGES)}: {lit.name}"
-    ax = _canvas(f"{title}; it receives {lit.received}, "
+    ax = _canvas(f"{title}; it receives {ARTEFACTS[n - 1]}, "
                  f"hands on {lit.handed_on}.", title)
     for i, stage in enumerate(STAGES):
         x, middle, on = left + i * step, left + (i + 0.5) * step, stage is lit
@@ -219,8 +236,7 @@ def stage_map(n: int) -> Figure:
         ax.text(middle, 400, textwrap.fill(stage.name, 12), size=18,
                 weight="bold", **style)
         ax.text(middle, 500, textwrap.fill(stage.question, 16), **style)
-    names = [STAGES[0].received, *(stage.handed_on for stage in STAGES)]
-    for i, name in enumerate(names):
+    for i, name in enumerate(ARTEFACTS):
         x, near = left + i * step, i in (n - 1, n)
         ax.plot(x, rail, "o", color=_BLUE if near else _GREY, markersize=13)
         ax.text(x, rail - 22, textwrap.fill(name, 10), ha="center",
@@ -229,25 +245,24 @@ def stage_map(n: int) -> Figure:
 
 
 @themed
-def card(n: int, received: str, handed_on: str,
-         title: str | None = None) -> Figure:
+def card(n: int, received: str, handed_on: str) -> Figure:
     """Stage ``n`` between the real artefacts it receives and hands on.
 
     ``received`` and ``handed_on`` are a few lines of text, shown verbatim
     and cut where they are longer or wider than their panel.
     """
-    stage, w, h, middle = _stage(n), 500, 530, 415
-    title = title or f"Stage {n}: {stage.name}"
-    ax = _canvas(f"{title}; {', '.join(stage.verbs)}: from {stage.received} "
-                 f"to {stage.handed_on}.", title)
-    for x, head in ((30, f"received: {stage.received}"),
-                    (750, f"handed on: {stage.handed_on}")):
+    stage, w, h, middle = _stage(n), 515, 530, 415
+    title = f"Stage {n}: {stage.name}"
+    ax = _canvas(f"{title}; {stage.verbs}: from {ARTEFACTS[n - 1]} to "
+                 f"{stage.handed_on}.", title)
+    for x, head in ((30, f"received: {ARTEFACTS[n - 1]}"),
+                    (735, f"handed on: {stage.handed_on}")):
         ax.text(x, 136, head, weight="bold", va="bottom")
         _box(ax, x, 150, w, h)
-    _excerpts(ax, h - 28, 99, (18, 16, 14), [
-        (44, 164, w - 28, received), (764, 164, w - 28, handed_on)])
-    _arrow(ax, (540, middle), (740, middle), color=_BLUE)
-    ax.text(640, middle - 15, "\n".join(stage.verbs), ha="center",
+    _excerpts(ax, h - 28, 99, range(30, 13, -1), [
+        (42, 164, w - 24, received), (747, 164, w - 24, handed_on)])
+    _arrow(ax, (555, middle), (725, middle), color=_BLUE)
+    ax.text(640, middle - 15, stage.verbs.replace(", ", "\n"), ha="center",
             va="bottom", weight="bold", color=_BLUE, linespacing=1.4)
     return ax.figure
 
@@ -314,8 +329,7 @@ def ladder(columns: Mapping[str, Iterable[Any]] | Iterable[Any],
     return ax.figure
 
 
-def _link(ax: Axes, a: Sequence[float], b: Sequence[float],
-          h: float) -> None:
+def _link(ax: Axes, a: Sequence[float], b: Sequence[float], h: float) -> None:
     """An arrow from box ``a`` to ``b``, each (x, y, width), h high."""
     if a[1] == b[1]:
         return _arrow(ax, (a[0] + a[2], a[1] + h / 2), (b[0], b[1] + h / 2))
@@ -332,28 +346,44 @@ def amount(value: float, unit: str) -> str:
     return EngFormatter(unit)(float(f"{value:.4g}"))
 
 
-def _scale(axis: Any, unit: str) -> None:
+def _said(names: Iterable[str], marks: Iterable[str]) -> str:
+    return "; ".join(map(": ".join, zip(names, marks, strict=True)))
+
+
+def _eng(axis: Any, unit: str) -> None:
+    """Tick labels in ``unit``, in powers of ten."""
     from matplotlib.ticker import EngFormatter
 
     axis.set_major_formatter(EngFormatter(unit))
-    # There is no half byte.
-    axis.get_major_locator().set_params(nbins=6, integer=unit == "B")
+    if axis.get_scale() == "linear":  # there is no half byte
+        axis.get_major_locator().set_params(nbins=6, integer=unit == "B")
+
+
+def _legible(what: str, count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise ValueError(f"there are {count} {what} to draw; 1 to {most} are "
+                         "legible: pass fewer.")
+
+
+def _finite(what: str, values: Iterable[Any], log: bool = False) -> None:
+    """ValueError for what an axis would leave out in silence."""
+    for value in values:
+        if not (isinstance(value, numbers.Real) and (value > 0 or not log)
+                and abs(value) <= sys.float_info.max):
+            raise ValueError(f"{what} holds {value!r}; pass finite numbers"
+                             + ", above 0 on a logarithmic axis" * log + ".")
 
 
 def _rows(ax: Axes, names: Sequence[str]) -> None:
     """Name the horizontal rows 0, 1, ... from the top down."""
-    if not 1 <= len(names) <= 16:
-        raise ValueError(f"there are {len(names)} rows to draw; 1 to 16 are "
-                         "legible: pass the largest.")
+    _legible("rows", len(names), 12)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.6)
 
 
-def _fills(kinds: Iterable[str]) -> dict[str, dict[str, str]]:
+def _fills(kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
     names = list(dict.fromkeys(kinds))
-    if len(names) > len(_FILLS):
-        raise ValueError(f"{len(names)} kinds are too many to tell apart; "
-                         f"{len(_FILLS)} are legible: merge some.")
+    _legible("kinds", len(names), len(_FILLS))
     return {name: {"facecolor": face, "hatch": hatch, "label": name,
                    "edgecolor": "black", "height": 0.7}
             for name, (face, hatch) in zip(names, _FILLS, strict=False)}
@@ -366,6 +396,55 @@ def _legend(ax: Axes) -> None:
                      loc="outside lower center")
 
 
+def _name(ax: Axes, rows: Sequence[tuple[Sequence[Any], str]]) -> None:
+    """Write each bar's name on it, and a row's label behind its last bar.
+
+    ``rows`` are (bars with their names, label) from the top down. A name too
+    wide for its bar goes into the label; where that needs room, all is tried
+    again.
+    """
+    ax.figure.draw_without_rendering()  # settles how wide the axes are
+    written, (low, high), tried = [], ax.get_xlim(), None
+    while high != tried:
+        ax.set_xlim(low, high)
+        while written:
+            written.pop().remove()
+        tried = high
+        for y, (bars, label) in enumerate(rows):
+            texts = [_fit(ax, bar, y, name) for bar, name in bars]
+            beside = [label] * bool(label) + [
+                name for (_, name), text in zip(bars, texts, strict=True)
+                if not text]
+            end = max(bar.get_x() + bar.get_width() for bar, _ in bars)
+            text = ax.text(end, y, "  " + ", ".join(beside), size=14,
+                           va="center")
+            written += [*filter(None, texts), text]
+            share = (text.get_window_extent().width + 10) / ax.bbox.width
+            high = max(high, low + (end - low) / (1 - min(share, 0.7)))
+
+
+def _fit(ax: Axes, bar: Any, y: int, name: str) -> Any:
+    """``name`` as a text on ``bar``, small and in two lines if need be; None
+    if it is too wide for that."""
+    text = ax.text(bar.get_x() + bar.get_width() / 2, y, name, ha="center",
+                   va="center")
+    if bar.get_hatch():
+        text.set_bbox({"fc": "white", "ec": "none", "pad": 2})
+    room = bar.get_window_extent().width - 8
+    for size, words in ((14, name), (12, _halves(name)), (11, _halves(name))):
+        text.set(size=size, text=words)
+        if text.get_window_extent().width <= room:
+            return text
+    return text.remove()
+
+
+def _halves(name: str) -> str:
+    """``name`` in two lines, cut at the mark nearest to its middle."""
+    cuts = [at + 1 for at, char in enumerate(name[:-1]) if not char.isalnum()]
+    at = min(cuts, key=lambda cut: abs(2 * cut - len(name)), default=0)
+    return f"{name[:at]}\n{name[at:]}".strip()
+
+
 @themed
 def backends(table: DataFrame, minimum: float | None = None,
              title: str = "Bytes moved, kernel by kernel") -> Figure:
@@ -376,67 +455,55 @@ def backends(table: DataFrame, minimum: float | None = None,
     is the compulsory traffic in bytes, a dashed line. Bytes not known (NaN)
     draw no segment, and the label then says "at least".
     """
-    need = {"author", "who", "bytes_read", "bytes_written"}
-    if lost := need - set(getattr(table, "columns", ())):
+    if lost := {"author", "who", "bytes_read", "bytes_written"} - set(
+            getattr(table, "columns", ())):
         raise ValueError(f"table lacks the columns {sorted(lost)}; pass what "
                          "ir.compare_backends returns.")
-    table = table.assign(moved=table["bytes_read"] + table["bytes_written"])
+    table = table.assign(moved=table.bytes_read + table.bytes_written)
+    _finite("table", table.moved.dropna())
     parts = dict(iter(table.groupby(level=0, sort=False)))
-    labels = [("at least " if part.moved.isna().any() else "")
-              + f"{amount(part.moved.sum(), 'B')}, {len(part)} kernel"
-              + "s" * (len(part) > 1) for part in parts.values()]
-    [ax] = _charts("; ".join(map(": ".join, zip(parts, labels, strict=True))),
-                   title)
-    _rows(ax, list(parts))
-    fills, names = _fills(["compiler", "library", *table.author]), []
+    labels = [f"{'at least ' * bool(part.moved.isna().any())}"
+              f"{amount(part.moved.sum(), 'B')}, {len(part)} kernel"
+              f"{'s' * (len(part) > 1)}" for part in parts.values()]
+    ax = _chart(_said(parts, labels), title)
+    _rows(ax, [*parts])
+    fills, rows = _fills(["compiler", "library", *table.author]), []
     for y, (part, label) in enumerate(zip(parts.values(), labels,
                                           strict=True)):
-        end = 0.0
-        for row in part.fillna({"moved": 0}).itertuples():
-            [bar] = ax.barh(y, row.moved, left=end, **fills[row.author])
-            names.append((bar, ax.text(
-                end + row.moved / 2, y, row.who, size=14, ha="center",
-                va="center", bbox={"fc": "white", "ec": "none", "pad": 2})))
-            end += row.moved
-        ax.text(end, y, f"  {label}", size=14, va="center")
-    ax.set(xlabel="bytes read and written", xlim=(0, ax.get_xlim()[1] * 1.3))
+        part = part.assign(end=part.moved.fillna(0).cumsum())
+        rows.append(([(ax.barh(y, row.moved, left=row.end - row.moved, **fills[
+            row.author])[0], row.who) for row in part.fillna(
+                {"moved": 0}).itertuples()], label))
+    ax.set(xlabel="bytes read and written", xlim=(0, ax.get_xlim()[1] * 1.25))
     if minimum is not None:
+        _finite("minimum", [minimum])
         ax.axvline(minimum, color=_RED, linestyle="--", zorder=0)
         ax.text(minimum, 1.01, f"least possible: {amount(minimum, 'B')}",
                 color=_RED, size=14, ha="center", va="bottom",
                 transform=ax.get_xaxis_transform())
-    _scale(ax.xaxis, "B")
+    _eng(ax.xaxis, "B")
     _legend(ax)
-    ax.figure.draw_without_rendering()
-    for bar, name in names:  # a name wider than its segment would mislead
-        if name.get_window_extent().width > bar.get_window_extent().width - 8:
-            name.remove()
+    _name(ax, rows)
     return ax.figure
 
 
 @themed
 def bars(labels: Sequence[str], values: Sequence[float], unit: str,
-         title: str = "", xlabel: str = "", log: bool = False) -> Figure:
-    """One horizontal bar a label, each with its value in ``unit``.
-
-    ``log`` makes the axis logarithmic, from just below the least value.
-    """
+         title: str = "", xlabel: str = "") -> Figure:
+    """One horizontal bar a label, each with its value in ``unit``."""
     if len(labels) != len(values):
         raise ValueError(f"labels and values differ in length: "
                          f"{len(labels)} and {len(values)}.")
+    _finite("values", values)
     marks = [amount(value, unit) if unit else f"{value:,}"
              for value in values]
-    [ax] = _charts("; ".join(map(": ".join, zip(labels, marks, strict=True))),
-                   title)
+    ax = _chart(_said(labels, marks), title)
     _rows(ax, labels)
-    drawn = ax.barh(labels, values, 0.7, edgecolor="black", facecolor=_SKY)
+    drawn = ax.barh(range(len(labels)), values, 0.7, edgecolor="black",
+                    facecolor=_SKY)
     ax.bar_label(drawn, marks, padding=6, size=14)
-    if log:
-        ax.set(xscale="log", xlim=(min(values) / 2, max(values) * 30))
-        ax.set_xlabel(xlabel)
-        return ax.figure
     ax.set(xlabel=xlabel, xmargin=0.2)
-    _scale(ax.xaxis, unit)
+    _eng(ax.xaxis, unit)
     return ax.figure
 
 
@@ -448,10 +515,12 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str,
 
     ``at`` draws a vertical line there.
     """
-    if not 1 <= len(series) <= len(_LINES):
-        raise ValueError(f"series has {len(series)} lines; it must have "
-                         f"1 to {len(_LINES)}.")
-    [ax] = _charts("; ".join(
+    _legible("lines", len(series), len(_LINES))
+    for name, points in series.items():
+        if not points:
+            raise ValueError(f"series {name!r} has no points.")
+        _finite(f"series {name!r}", [v for pair in points for v in pair], True)
+    ax = _chart("; ".join(
         f"{name}: {amount(points[0][1], unit)} at {points[0][0]:g} to "
         f"{amount(points[-1][1], unit)} at {points[-1][0]:g}"
         for name, points in series.items()), title)
@@ -460,12 +529,14 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str,
         ax.plot(*zip(*points, strict=True), color=color, marker=marker,
                 linestyle=line, label=name)
     if at is not None:
+        _finite("at", [at], True)
         ax.axvline(at, color=_GREY, linestyle="--", zorder=0)
-    ax.set(xscale="log", yscale="log", xlabel=xlabel)
+        ax.text(at, 1.01, f"{at:g}", size=14, ha="center", va="bottom",
+                transform=ax.get_xaxis_transform())
+    ax.set(xscale="log", yscale="log", xlabel=xlabel,
+           ylabel=_UNITS.get(unit, unit))
     ax.xaxis.set_major_formatter("{x:g}")
-    from matplotlib.ticker import EngFormatter
-
-    ax.yaxis.set_major_formatter(EngFormatter(unit))
+    _eng(ax.yaxis, unit)
     ax.yaxis.set_minor_formatter("")
     _legend(ax)
     return ax.figure
@@ -478,24 +549,25 @@ def buffers(values: Sequence[Any],
 
     A value has name, bytes, kind, allocation, offset, first and last (an
     ``ir`` ladder's ``.buffers``); values at different offsets of one
-    allocation get rows of their own.
+    allocation get rows of their own, which say where each begins.
     """
-    [ax] = _charts("; ".join(
+    ax = _chart("; ".join(
         f"{v.name}: {amount(v.bytes, 'B')}, steps {v.first} to {v.last}"
         for v in values), title)
-    places = list(dict.fromkeys((v.allocation, v.offset) for v in values))
-    fills = _fills(v.kind for v in values)
-    sizes = [max(v.bytes for v in values if (v.allocation, v.offset) == at)
-             for at in places]
-    _rows(ax, [f"allocation {at[0]}  {amount(size, 'B')}"
-               for at, size in zip(places, sizes, strict=True)])
+    rows: dict[tuple[int, int], list[Any]] = {}
     for v in values:
-        y = places.index((v.allocation, v.offset))
-        ax.barh(y, v.last - v.first + 1, left=v.first - 0.5, **fills[v.kind])
-        name = v.name if len(v.name) < 20 else v.name[:18] + "…"
-        ax.text((v.first + v.last) / 2, y, name, ha="center", va="center",
-                size=14, bbox={"fc": "white", "ec": "none", "pad": 2})
+        rows.setdefault((v.allocation, v.offset), []).append(v)
+    apart = [allocation for allocation, _ in rows]
+    _rows(ax, [
+        f"allocation {at}: {amount(max(v.bytes for v in row), 'B')}"
+        + f"\nfrom byte {offset:,}" * (apart.count(at) > 1)
+        for (at, offset), row in rows.items()])
+    fills = _fills(v.kind for v in values)
+    named = [([(ax.barh(y, v.last - v.first + 1, left=v.first - 0.5,
+                        **fills[v.kind])[0], v.name) for v in row], "")
+             for y, row in enumerate(rows.values())]
     ax.set_xlabel("step of the schedule")
     ax.xaxis.get_major_locator().set_params(integer=True)
     _legend(ax)
+    _name(ax, named)
     return ax.figure

@@ -14,6 +14,8 @@ def best(fn: Callable, *args: Any, repeats: int = 3) -> float:
     call ends when its result is there: JAX and CUDA return before that. The
     fastest is the one that the rest of the machine disturbed least.
     """
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(f"repeats is {repeats!r}; it must be 1 or more.")
     _finish(fn(*args))
     seconds = []
     for _ in range(repeats):
@@ -26,8 +28,8 @@ def best(fn: Callable, *args: Any, repeats: int = 3) -> float:
 def _finish(result: Any) -> None:
     if hasattr(result, "block_until_ready"):
         result.block_until_ready()
-    elif isinstance(result, (tuple, list)):
-        for part in result:
+    elif isinstance(result, tuple | list | dict):
+        for part in result.values() if isinstance(result, dict) else result:
             _finish(part)
     elif getattr(result, "is_cuda", False):
         import torch

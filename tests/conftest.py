@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.books import in_ci
+
 HAS_GPU = Path("/dev/nvidiactl").exists()
 os.environ.setdefault("MPLBACKEND", "Agg")
 if not HAS_GPU:  # the CUDA plugin and libtpu would probe, and say so
@@ -16,7 +18,7 @@ def pytest_collection_modifyitems(config, items):
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if HAS_GPU or not gpu:
         return
-    if os.getenv("CI"):
+    if in_ci():
         config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if item not in gpu]
     for item in gpu:

@@ -16,8 +16,16 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import install, lab, test
-from tools.books import ROOT, not_reference, notebooks, pins, unmet_pins
+from tools import execute, install, lab, test
+from tools.books import (
+    ROOT,
+    clean_env,
+    in_ci,
+    not_reference,
+    notebooks,
+    pins,
+    unmet_pins,
+)
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
@@ -194,10 +202,43 @@ def test_wrong_python_is_one_line(monkeypatch, version, word):
     assert f"too {word}" in str(stop.value) and "\n" not in str(stop.value)
 
 
-def test_another_python_is_found(monkeypatch):
-    here = {"python3": (3, 14), "python3.12": (3, 12)}
+@pytest.mark.parametrize("here, found", [
+    ({"python3": (3, 14), "python3.12": (3, 12)}, "python3.12"),
+    ({"python3": (3, 13), "python3.11": (3, 11)}, "python3.11"),
+    ({"python3": (3, 13), "python3.12": (3, 12)}, "python3")])
+def test_another_python_is_found(monkeypatch, here, found):
     monkeypatch.setattr(install, "version_of", lambda c: here.get(c, ()))
-    assert install.find_python() == "python3.12"
+    assert install.find_python() == found
+    with pytest.raises(SystemExit, match="typo does not run"):
+        install.find_python("typo")
+
+
+@pytest.mark.parametrize("named, have, made_with", [
+    ("", (3, 12), None), ("python3.12", (3, 12), None),
+    ("python3.12", (3, 11), "python3.12"), ("", (), "python3.11"),
+    ("", (3, 9), "python3.11")])
+def test_the_venv_is_of_the_python_that_is_asked_for(
+        monkeypatch, named, have, made_with):
+    versions = {str(install.PYTHON): have, "python3.11": (3, 11),
+                "python3.12": (3, 12)}
+    ran = []
+    monkeypatch.setattr(install, "version_of", lambda c: versions.get(c, ()))
+    monkeypatch.setattr(install.subprocess, "run", lambda command, **_: (
+        ran.append(command), subprocess.CompletedProcess(command, 0))[1])
+    assert install.make_venv(named) is bool(made_with)
+    assert ran == ([[made_with, "-m", "venv", "--clear", str(
+        install.PYTHON.parents[1])]] if made_with else [])
+
+
+def test_a_venv_that_is_new_is_filled_whatever_the_stamp(monkeypatch):
+    done = []
+    monkeypatch.setattr(install, "make_venv", lambda named: True)
+    monkeypatch.setattr(install, "check_disk", lambda *_: done.append("disk"))
+    monkeypatch.setattr(install, "pip", lambda *args: sys.exit(args[-1]))
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    with pytest.raises(SystemExit, match="requirements.txt"):
+        install.main()
+    assert done == ["disk"]
 
 
 def test_full_disk_and_no_network_are_named():
@@ -213,6 +254,48 @@ def test_full_disk_and_no_network_are_named():
         env=os.environ | {"PIP_CONFIG_FILE": os.devnull})
     assert done.returncode
     assert "needs a network" in install.explain(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "0", "65536", "1e3", "8888.0",
+                                  "\u0663", "9" * 5000])
+def test_a_wrong_port_is_one_line(text):
+    with pytest.raises(SystemExit) as stop:
+        lab.wanted_port(text)
+    assert str(stop.value).startswith(f"PORT={text}: a port is")
+    assert "\n" not in str(stop.value)
+
+
+def test_a_right_port_is_taken():
+    assert [lab.wanted_port(p) for p in ("1", "8888", "65535")] == [
+        1, 8888, 65535]
+
+
+def test_notebooks_are_chosen_by_name(monkeypatch):
+    first = notebooks()[0]
+    assert execute.chosen([]) == notebooks()
+    for name in (first.stem, first.name, f"notebooks/{first.name}"):
+        assert execute.chosen([name]) == [first]
+    for names in (["typo"], [first.stem, "typo"]):
+        with pytest.raises(SystemExit) as stop:
+            execute.chosen(names)
+        assert first.stem in str(stop.value) and "typo" in str(stop.value)
+        assert "\n" not in str(stop.value)
+    monkeypatch.setattr(execute, "notebooks", list)
+    with pytest.raises(SystemExit, match="the notebooks are not there"):
+        execute.chosen([])
+
+
+def test_no_setting_of_a_user_reaches_the_outputs(monkeypatch, tmp_path):
+    for name in ("COURSE_STATIC", "COURSE_CACHE", "JAX_ENABLE_X64",
+                 "JAX_DISABLE_JIT", "TRITON_INTERPRET", "XLA_FLAGS",
+                 "TORCH_LOGS", "TORCHINDUCTOR_MAX_AUTOTUNE", "MPLBACKEND",
+                 "PYTORCH_JIT", "LIBTPU_INIT_ARGS", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.setenv(name, "mine")
+    monkeypatch.setenv("HTTPS_PROXY", "kept")
+    env = clean_env(tmp_path)
+    assert "mine" not in env.values()
+    assert env["HTTPS_PROXY"] == "kept" and "PATH" in env
+    assert env["COURSE_CACHE"] == str(tmp_path / "COURSE_CACHE")
 
 
 def test_a_taken_port_gives_the_next():
@@ -236,5 +319,34 @@ def test_the_verdict_counts_and_fails(tmp_path):
     assert test.verdict(stages, False, "lax") == (
         0, "Passed: 1 notebook cells (lax), 1 units and 6 browser steps ran;"
         " 0 failed, 2 skipped")
-    assert test.verdict(stages, True, "lax")[0] == 1
     assert test.verdict([units, units, none], False, "lax")[0] == 1
+
+
+@pytest.mark.parametrize("change, says", [
+    ({}, "Passed"),
+    ({"how": "lax"}, "in CI outputs must be compared exactly"),
+    ({"cells": 0}, "no notebook cell ran"), ({"units": 0}, "no unit ran"),
+    ({"steps": 0}, "no browser step ran"),
+    ({"skipped": 1}, "in CI nothing may be skipped"),
+    ({"exit": 1}, "units")])
+def test_ci_passes_only_where_all_was_compared(change, says):
+    did = {"units": 9, "cells": 9, "steps": 5, "skipped": 0, "exit": 0,
+           "how": "strict"} | change
+    stages = [test.Stage("units", did["exit"], ran=did["units"],
+                         skipped=did["skipped"]),
+              test.Stage("notebooks", 0, ran=did["cells"]),
+              test.Stage("browser", 0, ran=2, steps=did["steps"])]
+    code, line = test.verdict(stages, True, did["how"])
+    assert says in line and code == (says != "Passed")
+    if not change.keys() & {"exit"}:
+        assert test.verdict(stages, False, did["how"])[0] == 0
+
+
+@pytest.mark.parametrize("value, is_ci", [
+    (None, False), ("", False), ("0", False), ("False", False),
+    ("true", True), ("1", True)])
+def test_in_ci(monkeypatch, value, is_ci):
+    monkeypatch.delenv("CI", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CI", value)
+    assert in_ci() is is_ci

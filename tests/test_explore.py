@@ -39,11 +39,35 @@ def test_values(spec, grid):
     assert explore.values("n", spec) == grid
 
 
-@pytest.mark.parametrize("spec", [(4, 1), (1, 4, 0), (1, 2, 5), [], "abc", 3,
-                                  (1,), range(5, 6)])
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("spec", [
+    (4, 1), (1, 4, 0), (1, 2, 5), [], "abc", 3, (1,), range(5, 6), None, {},
+    (0, INF), (-INF, 0), (0, NAN), (0, 1, NAN), (0, 1, INF), ("a", "b"),
+    (0, 10**400), (0, 1, 1e-9), range(10**9), (None, 2)])
 def test_bad_control(spec):
-    with pytest.raises(ValueError, match="control n is"):
-        explore.show(draw, n=spec)
+    for call in (explore.show, explore.live):
+        with pytest.raises(ValueError, match="control n is"):
+            call(draw, n=spec)
+
+
+@pytest.mark.parametrize("spec", [
+    range(3, 0, -1), [3, 1, 2], [0.5, 2], (0, 1, 0.1), ["a", 2], (1, 1000),
+    [1, 1]])
+def test_every_control_reaches_all_its_values(spec):
+    pytest.importorskip("ipywidgets")
+    seen = []
+
+    def note(n=None):
+        seen.append(n)
+        return plot.bars(["n"], [1], "")
+
+    control, *_ = explore.live(note, n=spec).children
+    assert list(control.options) == explore.values("n", spec)
+    for value in control.options[-3:][::-1]:
+        control.value = value
+        assert seen[-1] == value
 
 
 def test_misspelt_control_names_the_nearest():
@@ -63,10 +87,10 @@ def test_every_control_has_its_widget_and_starts_at_draws_default():
                        d=[8, 16], e=False, f=range(3, 10, 3))
     *controls, said, picture = box.children
     assert [type(c) for c in controls] == [
-        widgets.IntSlider, widgets.FloatSlider, widgets.Dropdown,
-        widgets.SelectionSlider, widgets.Checkbox, widgets.IntSlider]
+        widgets.SelectionSlider, widgets.SelectionSlider, widgets.Dropdown,
+        widgets.SelectionSlider, widgets.Checkbox, widgets.SelectionSlider]
     assert [c.value for c in controls] == [3, 0.5, "y", 16, True, 9]
-    assert (controls[5].min, controls[5].max, controls[5].step) == (3, 9, 3)
+    assert controls[5].options == (3, 6, 9)
     assert not any(c.continuous_update for c in controls
                    if hasattr(c, "continuous_update"))
     assert picture.layout.height == "540px"
@@ -113,20 +137,52 @@ def test_panel_shows_every_setting_in_its_place():
         f"n = {n}: {n * n} <exactly>" for n in (1, 3, 6)]
     assert [t.get_text() for t in page.texts] == ["n = 1", "n = 3", "n = 6"]
     pixels = imread(io.BytesIO(plot.png(page)))[..., :3]
-    assert pixels.shape[:2] == (2 * (540 + 48), 2 * 960)
-    tiles = [pixels[y:y + 540, x:x + 960] for y in (48, 636)
-             for x in (0, 960)]
-    one = explore.panel(draw, settings[:1])
-    alone = imread(io.BytesIO(plot.png(one)))[48:, :, :3]
-    assert (tiles[0] == alone).all() and (tiles[3] == 1).all()
-    assert (tiles[1] != tiles[0]).any() and (tiles[2] != tiles[1]).any()
+    assert pixels.shape[:2] == (3 * (720 + 56), 1280)
+    for i, params in enumerate(settings):
+        alone = imread(io.BytesIO(plot.png(draw(**params)[0])))[..., :3]
+        tile = pixels[i * 776 + 56:(i + 1) * 776]
+        assert (tile == alone).all()  # as large as by itself
+
+
+def titled(n=1, each=False):
+    return plot.bars(["x"], [n], "", title=f"{n}" if each else "One title")
+
+
+def test_no_title_is_there_twice():
+    def titles(**options):
+        page = explore.panel(titled, [{"n": n, **options} for n in (1, 2, 3)])
+        return [tile.get_suptitle() for tile in page.tiles]
+
+    assert titles() == ["One title", "", ""]
+    assert titles(each=True) == ["1", "2", "3"]
+
+
+def test_the_panels_repr_stands_in_for_its_pictures():
+    def silent(n=1, y=0):
+        return plot.lines({"a": [(1, 1), (2, y + 1), (3, n)]}, "s")
+
+    def page(**params):
+        return explore.panel(silent, [{"n": 1}, params])
+
+    same, other = page(n=2, y=0), page(n=2, y=1)
+    assert same.summary.splitlines()[0] == other.summary.splitlines()[0]
+    assert repr(same).split(":")[0] != repr(other).split(":")[0]
+    assert repr(same) == repr(page(n=2, y=0))
+
+
+def test_a_readers_own_figure_of_any_shape_fits():
+    from matplotlib.figure import Figure
+
+    page = explore.panel(lambda n=1: Figure((4, 2 * n)), [{"n": 1}, {"n": 2}])
+    assert page.bbox.height == 56 + 640 + 56 + 1280
+    assert [image.oy for image in page.images] == [56 + 1280, 0]
 
 
 def test_show_is_panel_first_then_live_controls(shown, capsys):
     pytest.importorskip("ipywidgets")
     explore.show(draw, **CONTROLS)
     page, live = shown
-    assert page.summary.count("\n") == 3
+    assert page.summary.count("\n") == 3  # both ends of both
     assert "n = 4, kind = cube: 64 <exactly>" in capsys.readouterr().out
     assert live["text/plain"] == "Live in Jupyter: n, kind"
     assert live[explore._VIEW]["model_id"]
@@ -135,7 +191,11 @@ def test_show_is_panel_first_then_live_controls(shown, capsys):
 def test_one_control_is_sampled_evenly(shown):
     explore.show(draw, n=(1, 10))
     assert [line.split(":")[0] for line in shown[0].summary.splitlines()] == [
-        "n = 1", "n = 4", "n = 7", "n = 10"]
+        "n = 1", "n = 5", "n = 10"]
+    shown.clear()
+    explore.show(draw, n=(1, 2))
+    assert [line.split(":")[0] for line in shown[0].summary.splitlines()] == [
+        "n = 1", "n = 2"]
     shown.clear()
     explore.show(draw, n=(1, 2), settings=[{"n": 5}])
     assert shown[0].summary == "n = 5: 25 <exactly>"

@@ -5,16 +5,21 @@ it and nothing else.
 """
 
 import ast
+import base64
 import json
 import re
+import shutil
 import statistics
 import subprocess
+from fnmatch import fnmatch
 
 import nbformat
 import pytest
 from nbformat import v4
 
-from tools.books import ROOT, notebooks
+from course_utils import plot
+from tools import execute
+from tools.books import ROOT, absolute_paths, notebooks
 
 IGNORE = "nbval-ignore-output"
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -28,9 +33,6 @@ AUTHORSHIP = re.compile(
     r"\b(?:AI|LLM)[ -](?:assisted|generated|written)\b|"
     r"\b(?:this|earlier|previous|another) sessio[n]\b", re.I)
 MACHINE = re.compile(r"(?<![\w.:/<])/(?:work|root|home/\w+|Users/\w+)(?=/\w)")
-ABSOLUTE = re.compile(
-    r"(?<![\w.:/<])/(?:home|root|tmp|usr|opt|work|var|mnt|Users)/\w+|"
-    r"\b[A-Z]:\\\w")
 
 
 def cells(nb, kind):
@@ -92,7 +94,22 @@ def no_widget_state(nb, path):
 
 
 def no_absolute_path(nb, path):
-    return sorted(set(ABSOLUTE.findall(json.dumps(nb, ensure_ascii=False))))
+    return sorted(set(absolute_paths(nb)))
+
+
+def pictures_are_the_ones_named(nb, path):
+    """The digest a picture carries is the one in the text beside it."""
+    found = []
+    for cell in cells(nb, "code"):
+        for out in cell.outputs:
+            data = out.get("data", {})
+            named = re.match(r"<Picture ([0-9a-f]{8}): ",
+                             data.get("text/plain", ""))
+            if "image/png" in data and not (named and (
+                    b"Description\0" + named[1].encode()
+                    in base64.b64decode(data["image/png"]))):
+                found.append(f"{cell.id}: not the picture of its text")
+    return found
 
 
 def narrow_code(nb, path):
@@ -184,9 +201,10 @@ def links_hold(nb, path):
 
 
 RULES = (one_title, meaningful_ids, counts_in_order, quiet_outputs,
-         no_widget_state, no_absolute_path, narrow_code, short_cells,
-         read_in_time, under_a_megabyte, ignored_cells_assert,
-         no_cell_skipped, few_claim_boxes, setup_first, own_badge, links_hold)
+         no_widget_state, no_absolute_path, pictures_are_the_ones_named,
+         narrow_code, short_cells, read_in_time, under_a_megabyte,
+         ignored_cells_assert, no_cell_skipped, few_claim_boxes, setup_first,
+         own_badge, links_hold)
 
 
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
@@ -227,6 +245,17 @@ def show(kind, **fields):
     return add
 
 
+def picture(repr_of, pixels_of):
+    """A break that stores a picture beside the repr of, maybe, another."""
+    def add(nb):
+        shown, said = (plot.card(3, text, "") for text in (pixels_of, repr_of))
+        show("display_data", data={
+            "image/png": base64.b64encode(
+                plot.png(shown, plot.digest(shown))).decode(),
+            "text/plain": repr(said)})(nb)
+    return add
+
+
 def put(cell, **fields):
     """A break that changes fields of one cell."""
     return lambda nb: nb.cells[cell].update(nbformat.from_dict(fields))
@@ -247,7 +276,11 @@ BREAKS = [
     (no_widget_state, show("display_data", data={VIEW: {"model_id": "a"}})),
     (no_widget_state, lambda nb: nb.metadata.update(widgets={})),
     (no_absolute_path, show("stream", text='File "/tmp/ann/x.py"')),
-    (no_absolute_path, put(-1, source='open("/opt/x.txt")')),
+    *((no_absolute_path, put(-1, source=f'open("{path}")')) for path in (
+        "/opt/x.txt", "/var/x", "/mnt/x/y", "C:\\Users\\ann")),
+    (pictures_are_the_ones_named, picture("A", "B")),
+    (pictures_are_the_ones_named, show("display_data", data={
+        "image/png": "iVBORw0KGgo=", "text/plain": "<Figure 640x480>"})),
     (narrow_code, put(-1, source="x = 1  # " + "long " * 20)),
     (short_cells, put(-1, source="x = 1\n" * 21)),
     (read_in_time, put(1, source="word " * 4000)),
@@ -285,6 +318,21 @@ def test_each_rule_catches_its_break(rule, damage):
     assert rule.__name__ in broken_rules(nb)
 
 
+def test_a_picture_beside_its_own_repr_is_good():
+    nb = good()
+    picture("A", "A")(nb)
+    assert broken_rules(nb) == []
+
+
+def test_what_make_notebooks_refuses_is_what_the_rules_refuse():
+    for rule, damage in BREAKS:
+        nb = good()
+        damage(nb)
+        if rule in (quiet_outputs, no_absolute_path) and nb.cells[-1].outputs:
+            assert execute.unfit(nb), damage
+    assert execute.unfit(good()) == []
+
+
 def test_every_rule_has_a_break():
     assert {rule for rule, _ in BREAKS} == set(RULES)
 
@@ -297,18 +345,49 @@ def test_too_many_ignored_cells_are_caught():
     assert broken_rules(nb) == ["ignored_cells_assert"]
 
 
-def repository_files():
+def repository_files(root=ROOT):
     """(name, text) of what a clone holds, or will hold once committed."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT,
-        capture_output=True, text=True).stdout.splitlines()
-    whole = (path for path in ROOT.rglob("*.*") if not any(
-        part.startswith(".") for part in path.relative_to(ROOT).parts))
-    for name in listed or whole:
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root,
+            capture_output=True, check=True).stdout.decode().split("\0")
+    except (OSError, subprocess.CalledProcessError):  # no git, or no clone
+        ignored = [".git", *(root / ".gitignore").read_text().split()]
+        whole = (path.relative_to(root) for path in root.rglob("*"))
+        listed = [path for path in whole if not any(
+            fnmatch(part, pattern.rstrip("/"))
+            for part in path.parts for pattern in ignored)]
+    for name in filter(None, listed):
         try:
-            yield str(name), (ROOT / name).read_text(encoding="utf-8")
+            yield str(name), (root / name).read_text(encoding="utf-8")
         except (UnicodeDecodeError, IsADirectoryError, FileNotFoundError):
             continue
+
+
+@pytest.mark.parametrize("git", ["a clone", "no clone", "no git at all"])
+def test_every_file_is_looked_at(git, tmp_path, monkeypatch):
+    names = {"Makefile", ".ci/run", "LICENSE", ".gitignore", "a b.py",
+             "\u00fcber \u4e00.md", "deep/er/x.ipynb"}
+    for name in names | {".venv/lib/x.py", "a/__pycache__/x.pyc", "site/a"}:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("text")
+    (tmp_path / ".gitignore").write_text(".venv/\n__pycache__/\nsite/\n")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    if git == "a clone":
+        if not shutil.which("git"):
+            pytest.skip("no git here")
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    elif git == "no git at all":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    assert {name for name, _ in repository_files(tmp_path)} == names
+
+
+def test_this_repositorys_files_are_looked_at():
+    names = {name for name, _ in repository_files()}
+    assert {"Makefile", "LICENSE", ".ci/run", "tests/test_hygiene.py",
+            "course_utils/chips.toml"} <= names
+    assert not any(name.startswith(".venv") for name in names)
 
 
 @pytest.mark.parametrize("pattern, sample", [

@@ -53,8 +53,6 @@ DRAWN = {
     "ladder_no_trunk": lambda: plot.ladder({"cpu": TRUNK}),
     "backends": lambda: plot.backends(TABLE, minimum=7.1e6),
     "bars": lambda: plot.bars(["H100", "TPU v5e"], [3e12, 0], "B/s", "A"),
-    "bars_log": lambda: plot.bars(["one", "many"], [1, 262144], "",
-                                   "A", log=True),
     "lines": lambda: plot.lines(SERIES, "s", "A", "operations", at=3),
     "buffers": lambda: plot.buffers(VALUES),
 }
@@ -98,14 +96,66 @@ def test_png_is_opaque_and_the_same_twice(name):
     from matplotlib.image import imread
 
     first, second = DRAWN[name](), DRAWN[name]()
-    assert first._repr_png_() == second._repr_png_()
-    assert repr(first) == repr(second) == f"<Picture: {first.summary}>"
-    assert re.search(r"\w+.*\w", first.summary)
-    pixels = imread(io.BytesIO(first._repr_png_()))
+    before = repr(first)
+    shown = plot.png(first)
+    assert shown == plot.png(second)
+    assert before == repr(first) == repr(second)  # drawing changes nothing
+    said = re.fullmatch(r"<Picture ([0-9a-f]{8}): (\w.*\w.*)>", before)
+    assert said[1] == plot.digest(first) and said[2] == first.summary
+    pixels = imread(io.BytesIO(shown))
     assert pixels.shape[:2] == (720, 1280)
     assert pixels.shape[2] == 3 or pixels[..., 3].min() == 1
     assert (pixels[0, :, :3] == 1).all()  # white to the edge
     assert pixels[..., :3].min() < 0.2  # something dark is on it
+
+
+def changed(rungs):
+    return [(name, text.replace("b 0.0", "b 0.1")) for name, text in rungs]
+
+
+ALIKE = {  # the same summary, another picture
+    "card": (lambda: plot.card(3, "A", "B"), lambda: plot.card(3, "A", "C")),
+    "card turned": (lambda: plot.card(3, "A", "B"),
+                    lambda: plot.card(3, "B", "A")),
+    "ladder": (lambda: plot.ladder(TRUNK),
+               lambda: plot.ladder(changed(TRUNK))),
+    "title": (lambda: plot.bars(["a"], [1], "B", "A"),
+              lambda: plot.bars(["a"], [1], "B", "B")),
+    "fifth digit": (lambda: plot.bars(["a"], [10_000], "B"),
+                    lambda: plot.bars(["a"], [10_001], "B")),
+    "point between": (
+        lambda: plot.lines({"a": [(1, 1), (2, 3), (4, 4)]}, "s"),
+        lambda: plot.lines({"a": [(1, 1), (2, 2), (4, 4)]}, "s")),
+    "mark": (lambda: plot.lines(SERIES, "s", at=2),
+             lambda: plot.lines(SERIES, "s", at=3)),
+    "minimum": (lambda: plot.backends(TABLE, minimum=7e6),
+                lambda: plot.backends(TABLE)),
+    "author": (lambda: plot.backends(TABLE), lambda: plot.backends(
+        TABLE.assign(author=["compiler"] + [*TABLE.author][1:]))),
+    "who": (lambda: plot.backends(TABLE), lambda: plot.backends(
+        TABLE.assign(who=["MKL"] + [*TABLE.who][1:]))),
+    "offset": (lambda: plot.buffers(VALUES), lambda: plot.buffers(
+        [*VALUES[:4], replace(VALUES[4], offset=1 << 23)])),
+    "kind": (lambda: plot.buffers(VALUES), lambda: plot.buffers(
+        [*VALUES[:4], replace(VALUES[4], kind="output")])),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_the_repr_stands_in_for_the_picture(name):
+    one, other = (draw() for draw in ALIKE[name])
+    assert one.summary == other.summary
+    assert repr(one) != repr(other)
+
+
+def test_an_artist_lost_or_moved_changes_the_repr():
+    for draw in DRAWN.values():
+        for kind in ("texts", "lines", "patches", "collections"):
+            figure = draw()
+            for artist in [*getattr(figure.axes[0], kind)][:3]:
+                before = repr(figure)
+                artist.remove()
+                assert repr(figure) != before, (figure.summary, artist)
 
 
 def test_excerpts_are_verbatim_or_visibly_cut():
@@ -140,9 +190,16 @@ def test_map_lights_its_stage_only(n):
 
 
 def test_stages_hand_on_what_the_next_receives():
-    for a, b in itertools.pairwise(plot.STAGES):
-        assert a.handed_on == b.received
+    for n, (a, b) in enumerate(itertools.pairwise(plot.STAGES), start=1):
+        left, right = plot.card(n, "", ""), plot.card(n + 1, "", "")
+        assert f"handed on: {a.handed_on}" in shown(left)
+        assert f"received: {a.handed_on}" in shown(right)
+        assert a.name in left.summary and b.name in right.summary
     assert all(3 <= len(s.question.split()) <= 5 for s in plot.STAGES)
+
+
+def shown(figure):
+    return [t.get_text() for t in figure.axes[0].texts]
 
 
 def test_backends_draws_the_bytes_of_the_table():
@@ -159,14 +216,64 @@ def test_backends_draws_the_bytes_of_the_table():
     assert len(ax.patches) == len(TABLE)
     fills = {(bar.get_facecolor(), bar.get_hatch()) for bar in ax.patches}
     assert len(fills) == 2 and len({hatch for _, hatch in fills}) == 2
-    shown = [t.get_text().strip() for t in ax.texts]
-    assert "11 MB, 2 kernels" in shown and "7 MB, 1 kernel" in shown
-    assert "at least 0 B, 1 kernel" in shown
-    assert shown.count("oneDNN") == 2 and "Inductor C++" not in shown
+    said = [t.get_text().strip() for t in ax.texts]
+    assert "11 MB, 2 kernels" in said and "7 MB, 1 kernel" in said
+    assert "at least 0 B, 1 kernel, Triton" in said
+    assert said.count("oneDNN") == 2
+    assert "7.01 MB, 2 kernels, Inductor C++" in said  # too wide for its bar
     assert [line.get_xdata()[0] for line in ax.lines] == [7.1e6]
     [legend] = ax.figure.legends
     assert {t.get_text() for t in legend.get_texts()} == {
         "compiler", "library"}
+
+
+def named(ax):
+    """For each row from the top, its (bar, name on it) and its label."""
+    rows = {}
+    for text in ax.texts:
+        rows.setdefault(text.get_position()[1], []).append(text)
+    for bar in ax.patches:
+        y = bar.get_y() + bar.get_height() / 2
+        yield bar, rows[round(y)]
+
+
+def check_names(figure, names):
+    """Each bar's name is on it, or at the end of its row; all on the page."""
+    [ax] = figure.axes
+    figure.draw_without_rendering()
+    for (bar, texts), name in zip(named(ax), names, strict=True):
+        place = bar.get_window_extent()
+        on_it = [t for t in texts if place.contains(
+            t.get_window_extent().x0, place.y0 + 1) and place.contains(
+            t.get_window_extent().x1, place.y0 + 1)]
+        said = [t.get_text().replace("\n", "") for t in on_it]
+        assert name in said or name in texts[-1].get_text(), name
+    for text in ax.texts:
+        assert text.get_window_extent().x1 <= figure.bbox.x1, text
+
+
+@pytest.mark.parametrize("shares", [
+    [1, 1, 1, 1], [8, 1, 1, 8], [1000, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0],
+    [9, 3, 3, 3], [1, 2, 4, 8]])
+def test_every_kernel_is_named_however_narrow(shares):
+    rows = [(place, str(n), "library", who, share * 1e6, 0)
+            for place in ("a", "b", "c, of a longer name")
+            for n, (who, share) in enumerate(zip(
+                ("ATen", "Inductor (C++)", "XLA (Triton)", "YNNPACK"),
+                shares if place != "b" else reversed(shares), strict=True))]
+    table = pd.DataFrame(rows, columns=["back end", *TABLE.reset_index()
+                                        .columns[1:]])
+    check_names(plot.backends(table.set_index(["back end", "kernel"])),
+                [*table.who])
+
+
+def test_every_buffer_is_named_however_short():
+    names = ["maximum_convert_fusion", "x.1", "w" * 40, "a_b", "dot.1"]
+    values = [replace(VALUES[0], name=name, first=n, last=n, allocation=n // 2)
+              for n, name in enumerate(names)]
+    check_names(plot.buffers(values), names)
+    check_names(plot.buffers([*values, replace(VALUES[0], last=99,
+                                               allocation=7)]), [*names, "x"])
 
 
 def test_an_author_keeps_its_fill_in_every_table():
@@ -194,7 +301,9 @@ def test_buffers_share_a_row_where_they_share_memory():
     rows = [round(bar.get_y() + bar.get_height() / 2) for bar in ax.patches]
     assert rows == [0, 1, 1, 2, 3]
     labels = [t.get_text() for t in ax.get_yticklabels()]
-    assert labels[1] == "allocation 1  2.097 MB"
+    assert labels[1:] == [
+        "allocation 1: 2.097 MB", "allocation 2: 4.194 MB\nfrom byte 0",
+        "allocation 2: 1.049 MB\nfrom byte 4,194,304"]
 
 
 def test_bars_and_amounts():
@@ -203,6 +312,29 @@ def test_bars_and_amounts():
     assert [t.get_text() for t in ax.texts] == ["1 B/s", "2.5 TB/s"]
     assert plot.amount(4_194_304, "B") == "4.194 MB"
     assert plot.amount(0.00123, "s") == "1.23 ms"
+
+
+def test_equal_labels_are_bars_of_their_own():
+    [ax] = plot.bars(["a", "a", "b"], [2, 1, 3], "B").axes
+    assert [round(bar.get_y() + 0.35) for bar in ax.patches] == [0, 1, 2]
+    assert [bar.get_width() for bar in ax.patches] == [2, 1, 3]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["a", "a", "b"]
+
+
+def test_axes_name_their_unit():
+    [ax] = plot.lines(SERIES, "s", xlabel="operations").axes
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("operations", "seconds")
+    [ax] = plot.lines(SERIES, "FLOP/s").axes
+    assert ax.get_ylabel() == "FLOP/s"
+
+
+def test_a_short_excerpt_is_written_large():
+    def size(text):
+        return max(t.get_size() for t in plot.card(3, text, "a").axes[0].texts
+                   if "Mono" in t.get_fontfamily()[0])
+
+    ten = "\n".join(["stablehlo.add"] * 10)
+    assert size(ten) >= 28 > size("wide " * 6) > size(HLO) == 14
 
 
 def test_lines_stand_out_on_white():
@@ -220,6 +352,22 @@ def test_lines_stand_out_on_white():
 @pytest.mark.parametrize(("call", "said"), [
     (lambda: plot.stage_map(6), "n is a stage, 1 to 5; got 6"),
     (lambda: plot.card("3", "", ""), "n is a stage"),
+    (lambda: plot.stage_map(True), "got True"),
+    (lambda: plot.stage_map(2.0), r"got 2\.0"),
+    (lambda: plot.stage_map([]), r"got \[\]"),
+    (lambda: plot.bars(["a", "b"], [1, NAN], "B"), "values holds nan"),
+    (lambda: plot.bars(["a"], [float("inf")], "B"), "values holds inf"),
+    (lambda: plot.bars(["a"], ["1"], "B"), "values holds '1'"),
+    (lambda: plot.bars(["a"], [None], "B"), "values holds None"),
+    (lambda: plot.bars(["a"], [10**400], "B"), "values holds 1000"),
+    (lambda: plot.lines({"s": [(1, NAN)]}, "s"), "series 's' holds nan"),
+    (lambda: plot.lines({"s": [(1, -1)]}, "s"), "above 0 on a log"),
+    (lambda: plot.lines({"s": [(0, 1)]}, "s"), "series 's' holds 0"),
+    (lambda: plot.lines({"s": []}, "s"), "series 's' has no points"),
+    (lambda: plot.lines(SERIES, "s", at=0), "at holds 0"),
+    (lambda: plot.backends(TABLE.assign(bytes_read=float("inf"))), "inf"),
+    (lambda: plot.backends(TABLE, minimum=NAN), "minimum holds nan"),
+    (lambda: plot.buffers([]), "0 rows"),
     (lambda: plot.ladder({}), "0 rows"),
     (lambda: plot.ladder(dict.fromkeys("abcde", TRUNK)), "5 columns"),
     (lambda: plot.ladder({"cpu": TRUNK * 2}), "6 rows"),
@@ -239,11 +387,11 @@ def test_bad_input(call, said):
 def test_the_readers_style_does_not_reach_our_figures():
     import matplotlib
 
-    plain = plot.bars(["a"], [1], "B")._repr_png_()
+    plain = plot.png(plot.bars(["a"], [1], "B"))
     with matplotlib.rc_context({"font.size": 4, "axes.facecolor": "black",
                                 "figure.facecolor": "none",
                                 "lines.linewidth": 9}):
-        assert plot.bars(["a"], [1], "B")._repr_png_() == plain
+        assert plot.png(plot.bars(["a"], [1], "B")) == plain
     assert matplotlib.rcParams["font.size"] == 10
 
 
@@ -261,9 +409,10 @@ with capture_output() as said:
 import base64
 [out] = said.outputs
 png = base64.b64decode(out.data["image/png"])
+assert out.data["text/plain"][9:17].encode() in png
 assert int.from_bytes(png[16:20], "big") == 1280, png[:24]
 assert int.from_bytes(png[20:24], "big") == 720, png[:24]
-assert out.data["text/plain"].startswith("<Picture: Stage 3 of 5")
+assert out.data["text/plain"].split(": ")[1] == "Stage 3 of 5"
 assert set(out.data) == {{"image/png", "text/plain"}}
 assert "matplotlib.pyplot" not in sys.modules
 """

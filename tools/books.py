@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -11,6 +12,12 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHES = ("COURSE_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR",
           "COURSE_PROGRESS", "IPYTHONDIR", "JUPYTER_CONFIG_DIR",
           "JUPYTER_DATA_DIR")
+# What a user may have set for these changes outputs.
+SETTINGS = ("COURSE_", "JAX_", "XLA_", "TRITON_", "TORCH", "PYTORCH_",
+            "LIBTPU_", "TPU_", "TF_", "MPLBACKEND", "MATPLOTLIBRC")
+ABSOLUTE = re.compile(
+    r"(?<![\w.:/<])/(?:home|root|tmp|usr|opt|work|var|mnt|Users)/\w+|"
+    r"\b[A-Z]:\\\w+")
 
 
 def notebooks() -> list[Path]:
@@ -52,8 +59,23 @@ def not_reference() -> str:
 
 
 def clean_env(scratch: Path) -> dict[str, str]:
-    """os.environ with every cache empty and no Jupyter setting of a user."""
-    env = os.environ | {name: str(scratch / name) for name in CACHES}
-    for name in ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "MPLBACKEND"):
-        env.pop(name, None)
-    return env
+    """os.environ with every cache empty and no setting of a user's own."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(SETTINGS)}
+    return kept | {name: str(scratch / name) for name in CACHES}
+
+
+def in_ci() -> bool:
+    return os.getenv("CI", "").lower() not in ("", "0", "false")
+
+
+def absolute_paths(value: object) -> list[str]:
+    """The machine's own paths in the strings of a notebook or an output."""
+    if isinstance(value, str):
+        return ABSOLUTE.findall(value)
+    if isinstance(value, dict):
+        value = [part for kind, part in value.items()
+                 if not kind.startswith("image/")]
+    if not isinstance(value, list):
+        return []
+    return [path for part in value for path in absolute_paths(part)]

@@ -33,19 +33,37 @@ def version_of(command: str) -> tuple:
 
 
 def find_python(named: str = "") -> str:
-    """The command of a supported Python: the one named, or the first found."""
-    commands = [named] if named else [
-        "python3", "python3.11", "python3.12", "python3.13"]
-    found = [version_of(command) for command in commands]
-    for command, version in zip(commands, found):  # noqa: B905 (3.7)
-        if version in SUPPORTED:
+    """The command of a supported Python: the one named, or the first found.
+
+    3.11 goes first: there outputs are compared exactly.
+    """
+    for command in [named] if named else [
+            "python3.11", "python3", "python3.12", "python3.13"]:
+        if version_of(command) in SUPPORTED:
             return command
-    what = "does not run"
-    if found[0]:
-        age = "old" if found[0] < SUPPORTED[0] else "new"
-        what = "is Python {}.{}, too {}".format(*found[0], age)
-    sys.exit(f"{commands[0]} {what}: the course needs Python 3.11 to 3.13;"
+    command = named or "python3"
+    version, what = version_of(command), "does not run"
+    if version:
+        age = "old" if version < SUPPORTED[0] else "new"
+        what = "is Python {}.{}, too {}".format(*version, age)
+    sys.exit(f"{command} {what}: the course needs Python 3.11 to 3.13;"
              " install one and name it with PYTHON=/path/to/python3.12")
+
+
+def make_venv(named: str) -> bool:
+    """Whether a .venv had to be made, anew where it is of another Python."""
+    have = version_of(str(PYTHON))
+    if have in SUPPORTED and (
+            not named or version_of(find_python(named)) == have):
+        return False
+    python = find_python(named)
+    made = subprocess.run(
+        [python, "-m", "venv", "--clear", str(ROOT / ".venv")],
+        stdout=subprocess.DEVNULL)
+    if made.returncode:
+        sys.exit(f"{python} cannot make a virtual environment; on Debian and"
+                 f" Ubuntu: apt-get install {Path(python).name}-venv")
+    return True
 
 
 def check_disk(free_bytes: int, need_gb: int) -> None:
@@ -88,18 +106,12 @@ def main() -> None:
     pins = (ROOT / "requirements.txt").read_text()
     asked = f"{ROOT}\n{pins}\n{(ROOT / 'pyproject.toml').read_text()}"
     state = hashlib.sha256(asked.encode()).hexdigest()
-    if (STAMP.exists() and STAMP.read_text() == state
-            and version_of(str(PYTHON)) in SUPPORTED):
+    new, index = make_venv(os.getenv("PYTHON") or ""), os.getenv("TORCH_INDEX")
+    if not new and STAMP.exists() and STAMP.read_text() == state:
         return
-    python, index = find_python(os.getenv("PYTHON")), os.getenv("TORCH_INDEX")
-    if not PYTHON.exists():  # torch's default build for Linux brings CUDA
+    if new:  # torch's default build for Linux brings CUDA
         check_disk(shutil.disk_usage(str(ROOT)).free, 4 if index else 6)
     print("Installing into .venv; the first time takes minutes.", flush=True)
-    made = subprocess.run([python, "-m", "venv", str(ROOT / ".venv")],
-                          stdout=subprocess.DEVNULL)
-    if made.returncode:
-        sys.exit(f"{python} cannot make a virtual environment; on Debian and"
-                 " Ubuntu: apt-get install python3-venv")
     if index:  # first and alone, so that pip does not prefer the CUDA build
         pip("--no-deps", "--index-url", index,
             re.search(r"^torch==\S+", pins, re.M).group())

@@ -7,6 +7,14 @@ import sys
 from tools.books import ROOT, notebooks
 
 
+def wanted_port(text: str) -> int:
+    """The port that PORT names; SystemExit if it names none."""
+    if text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536:
+        return int(text)
+    sys.exit(f"PORT={text}: a port is a whole number from 1 to 65535, as in:"
+             " make lab PORT=9000")
+
+
 def free_port(wanted: int) -> int:
     """The first port from ``wanted`` on that nothing listens on."""
     for port in range(wanted, min(wanted + 50, 65536)):
@@ -22,7 +30,7 @@ def free_port(wanted: int) -> int:
 
 
 def main() -> None:
-    wanted = int(os.getenv("PORT") or 8888)
+    wanted = wanted_port(os.getenv("PORT") or "8888")
     port = free_port(wanted)
     if port != wanted:
         print(f"Port {wanted} is taken: JupyterLab listens on {port}.",

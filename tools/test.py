@@ -3,7 +3,6 @@
 Words after the command go to the units' pytest, as in ARGS="-k chips".
 """
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ import xml.etree.ElementTree as xml
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.books import ROOT, clean_env, not_reference, notebooks
+from tools.books import ROOT, clean_env, in_ci, not_reference, notebooks
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,21 @@ def run(name: str, args: list[str], scratch: Path, caches: str) -> Stage:
 
 
 def verdict(stages: list[Stage], ci: bool, how: str) -> tuple[int, str]:
-    """Exit code and closing line. In CI a skip is a failure."""
+    """Exit code and closing line.
+
+    In CI a skip is a failure, as is a part of which nothing ran and a
+    comparison that was not exact.
+    """
     units, cells, browser = stages
     failed, skipped = (sum(getattr(stage, key) for stage in stages)
                        for key in ("failed", "skipped"))
     bad = [stage.name for stage in stages if stage.exit_code]
-    bad += ["in CI nothing may be skipped"] * bool(ci and skipped)
+    if ci:
+        bad += ["in CI nothing may be skipped"] * bool(skipped)
+        bad += ["in CI outputs must be compared exactly"] * (how != "strict")
+        bad += [f"no {what} ran" for what, count in (
+            ("notebook cell", cells.ran), ("unit", units.ran),
+            ("browser step", browser.steps)) if not count]
     return int(bool(bad)), (
         f"{'FAILED (' + ', '.join(bad) + ')' if bad else 'Passed'}:"
         f" {cells.ran} notebook cells ({how}), {units.ran} units and"
@@ -80,7 +88,7 @@ def main() -> int:
                   run("notebooks", [*nbval, *books], scratch, "two"),
                   # whose compiled code the browser's run may use again
                   run("browser", ["tests/browser"], scratch, "two")]
-    code, line = verdict(stages, bool(os.getenv("CI")), how)
+    code, line = verdict(stages, in_ci(), how)
     print(f"\n{line} in {time.monotonic() - start:.0f} s", flush=True)
     return code
 

@@ -223,10 +223,10 @@ def test_the_notebook_answers(copied, tmp_path, record_testsuite_property):
 def test_the_reader_sees_what_is_wrong(tmp_path):
     """On a notebook with a dead slider and a failing cell it must fail."""
     book = tmp_path / "small.ipynb"
-    sources = {"ask": "from ipywidgets import IntSlider, interact",
-               "dead": "display(IntSlider(2, 0, 5))",
-               "live": "interact(lambda n: print(n * n),"
-                       " n=IntSlider(2, 0, 5, continuous_update=False))"}
+    sources = {"ask": "from ipywidgets import SelectionSlider, interact",
+               "dead": "display(SelectionSlider(options=range(6)))",
+               "live": "interact(lambda n: print(n * n), n=SelectionSlider("
+                       "options=range(6), continuous_update=False))"}
     nbformat.write(v4.new_notebook(
         metadata={"kernelspec": {"name": "python3", "language": "python",
                                  "display_name": "Python 3"}},
