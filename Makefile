@@ -13,13 +13,14 @@ RUN := .venv/bin/python
 
 export PYTHON TORCH_INDEX PORT
 
-.PHONY: help setup lab test run notebooks figures lint
+.PHONY: help setup lab test run notebooks record figures lint
 
 help:
 	@echo "make lab        install into .venv, open JupyterLab"
 	@echo "make test       install into .venv, run every test"
 	@echo "make run        execute all notebooks, write HTML into site/"
 	@echo "make notebooks  execute all notebooks, store their outputs"
+	@echo "make record     record what the notebooks compile for absent chips"
 	@echo "make figures    draw figures/ again"
 	@echo "make lint       ruff"
 
@@ -39,6 +40,9 @@ run: setup
 
 notebooks: setup
 	@$(RUN) -m tools.execute store $(ARGS)
+
+record: setup
+	@$(RUN) -m tools.record $(ARGS)
 
 figures: setup
 	@$(RUN) -m tools.figures $(ARGS)

@@ -198,7 +198,7 @@ def compare_backends(fn: Callable, *args: Any, label: str = "",
                 else f"{_COMPILERS[front]}, {backend}")
         name = f"{label}, {name}" if label else name
         try:
-            found = (torch.eager(fn, args) if backend == "eager" else
+            found = (_eager(fn, args) if backend == "eager" else
                      ladder(fn, *args, target=backend, **meta).kernels)
         except Missing as missing:
             rows.append((name, "", "missing", str(missing), "", None, None))
@@ -209,6 +209,15 @@ def compare_backends(fn: Callable, *args: Any, label: str = "",
     return pd.DataFrame(rows, columns=[
         "back end", "kernel", "author", "who", "ops", "bytes_read",
         "bytes_written"]).set_index(["back end", "kernel"])
+
+
+def _eager(fn: Callable, args: tuple) -> tuple[Kernel, ...]:
+    try:
+        return torch.eager(fn, args)
+    except (Missing, worker.CompilerError):
+        raise
+    except Exception as error:
+        raise ValueError(_explain(fn, args, error)) from None
 
 
 def targets() -> pd.DataFrame:
@@ -338,7 +347,7 @@ def _front_end(fn: Callable, args: tuple) -> str:
         else:
             yield tree
 
-    if "triton" in roots(fn):
+    if "triton" in roots(fn) or isinstance(fn, triton.Uncompiled):
         return "Triton"
     if not callable(fn):
         raise TypeError(f"fn is a {type(fn).__name__}, not a function: pass "

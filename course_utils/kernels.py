@@ -1,30 +1,25 @@
 """The course's Triton kernels: launch one anywhere, compile one for any chip.
 
-``vector_add`` and ``matmul_bias_relu`` are the kernels; they need triton only
-when they are first named.
+``vector_add`` and ``matmul_bias_relu`` are the kernels. Where triton is
+missing they can be named and what was recorded of them be shown.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import html
-import inspect
 import linecache
+import math
 import operator
-import re
-import textwrap
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from course_utils.compilers import triton as _compiler
-from course_utils.compilers.rung import Rung
+from course_utils.compilers.text import plain
+from course_utils.compilers.triton import Built
 from course_utils.host import need
 
 _OWN = ("vector_add", "matmul_bias_relu")
-_WRONG = r"bf(loat)?16|fp8|float8"  # types the interpreter computes wrongly
 _WHY = "a launch takes torch tensors"
 _LARGEST = (2**31 - 1, 65535, 65535)  # CUDA's limits of a grid in x, y, z
 
@@ -32,27 +27,23 @@ _LARGEST = (2**31 - 1, 65535, 65535)  # CUDA's limits of a grid in x, y, z
 def __getattr__(name: str) -> Any:
     """The course's kernels, imported when first named."""
     if name in _OWN:
-        need("triton", f"kernels.{name} is written in it")
+        if _compiler.works("h100"):  # then it says why not
+            return _compiler.uncompiled("course_utils._triton_kernels", name)
         from course_utils import _triton_kernels
         return getattr(_triton_kernels, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _html(shown: Any) -> str:
-    """A page shows an object as a terminal does."""
-    return f"<pre>{html.escape(str(shown))}</pre>"
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
     """One run of a kernel over its grid.
 
-    ``result`` is the tensor the kernel stores to, or a tuple where there are
-    several (read off its source; all tensors where it shows no store).
-    ``where`` is "gpu" or "interpreter"; ``seconds`` wall time of the call, a
-    first compile included: interpreter time says nothing about a GPU.
-    ``trace`` is None in this version; ``note`` says what was done differently
-    from what was asked, "" for nothing.
+    ``result`` is the tensor the kernel stored to, or a tuple where there are
+    several (all there are where it is not known). ``where`` is "gpu" or
+    "interpreter"; ``seconds`` wall time of the call, a first compile
+    included: interpreter time says nothing about a GPU. ``trace`` is None in
+    this version; ``note`` says what was done differently from what was asked,
+    "" for nothing.
     """
 
     name: str
@@ -68,41 +59,10 @@ class Launch:
                 f"{self.seconds:.3g} s")
         return f"{line}\n{self.note}" if self.note else line
 
-    __repr__, _repr_html_ = __str__, _html
+    __repr__ = __str__
 
-
-@dataclass(frozen=True, eq=False)
-class Built:
-    """A kernel compiled for one target; nothing was run.
-
-    ``rungs`` maps name to Rung, from "ttir" down to "sass" or "amdgcn".
-    ``.sass``, ``.ptx``, ... are their texts; ``.target``, ``.num_warps`` and
-    ``.num_stages`` say how; ``.kernel`` is a ``rung.Kernel``, and what it
-    holds is here too: ``.registers`` and ``.spills`` (bytes) per thread,
-    ``.shared_bytes`` per block (``compilers.triton.Resources``).
-    """
-
-    rungs: dict[str, Rung]
-    resources: _compiler.Resources
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copy and pickle ask before there is any
-            raise AttributeError(name)
-        if name in self.rungs:
-            return self.rungs[name].text
-        for part in (self.resources, self.resources.kernel):
-            if hasattr(part, name):
-                return getattr(part, name)
-        raise AttributeError(f"This kernel has no {name!r}; its rungs are "
-                             f"{', '.join(self.rungs)}.")
-
-    def __str__(self) -> str:
-        return (f"{self.name} for {self.target}: {self.num_warps} warps, "
-                f"{self.registers} registers a thread, {self.spills} bytes "
-                f"spilled, {self.shared_bytes} bytes of shared memory; "
-                f"rungs {', '.join(self.rungs)}")
-
-    __repr__, _repr_html_ = __str__, _html
+    def _repr_html_(self) -> str:
+        return plain(str(self))
 
 
 def build(kernel: Any, /, *args: Any, target: str = "h100",
@@ -110,13 +70,13 @@ def build(kernel: Any, /, *args: Any, target: str = "h100",
     """Compile ``kernel`` for a chip that need not be here.
 
     ``args`` stand for the arguments of a launch: tensors (device="meta" will
-    do), anything with shape and dtype, torch dtypes, numbers; Triton
-    specialises on them as a launch would (divisible by 16, equal to 1).
-    ``meta``: constexprs by name, and options such as num_warps. ``fresh``
-    compiles again what a folder of earlier results has.
+    do), anything with shape and dtype, torch dtypes (a pointer aligned to 16
+    bytes), numbers; Triton specialises on them as a launch would (divisible
+    by 16, equal to 1). ``meta``: constexprs by name, and options such as
+    num_warps. ``fresh`` compiles again what a folder of earlier results has.
+    Raises ValueError, TypeError, Missing, or Triton's CompilationError.
     """
-    rungs, resources = _compiler.build(kernel, args, meta, target, fresh)
-    return Built({rung.name: rung for rung in rungs}, resources)
+    return _compiler.build(kernel, args, meta, target, fresh)
 
 
 def launch(kernel: Any, grid: Any, /, *args: Any, trace: bool = False,
@@ -127,33 +87,26 @@ def launch(kernel: Any, grid: Any, /, *args: Any, trace: bool = False,
     (a dict) to one. ``args`` and ``meta``: as in ``kernel[grid](...)``, with
     torch tensors on ``device()``. The interpreter gets bf16 wrong, so there
     bf16 tensors are widened to fp32 and rounded back, which ``.note`` says;
-    bf16 or fp8 in any other form is refused.
+    bf16 or fp8 in any other form is refused. It works on copies: a launch
+    that fails changes nothing.
     """
-    torch = need("torch", _WHY)
-    values, _ = _compiler.bind(kernel, args, meta)
+    values, examples, options = _compiler.bind(kernel, args, meta)
     if trace:
         raise ValueError("trace must be False: this version of course_utils "
                          "does not record memory accesses yet.")
     where = device()
-    tensors = {key: v for key, v in values.items()
-               if _is_tensor(key, v, where)}
+    tensors = _tensors(values, examples, where)
     size = _grid(grid, values)
     note, start = "", time.perf_counter()
     if where == "cuda":
-        kernel[size](*args, **meta)
-        torch.cuda.synchronize()
+        made = kernel[size](**values, **options)
+        need("torch", _WHY).cuda.synchronize()
     else:
-        _refuse(kernel, values)
-        with torch.no_grad(), _compiler.interpreted() as interpret:
-            wide, narrow = _widen(tensors)
-            interpret(kernel)[size](**{**values, **wide})
-            narrow()
-        if wide:
-            note = (f"The interpreter gets bf16 wrong: {', '.join(wide)} "
-                    "ran in fp32, rounded to bf16 at the end.")
+        stored, note = _interpret(kernel, size, values, tensors)
     seconds = time.perf_counter() - start
-    stored = _compiler.accesses(kernel)[1] & tensors.keys() or set(tensors)
-    results = tuple(v for key, v in tensors.items() if key in stored)
+    if where == "cuda":
+        _, stored = _compiler.accesses(made.asm["ttir"], made.src.signature)
+    results = tuple(tensors[key] for key in stored or tensors)
     return Launch(kernel.__name__, results[0] if len(results) == 1
                   else results, "gpu" if where == "cuda" else "interpreter",
                   seconds, size, None, note)
@@ -168,17 +121,32 @@ def device() -> str:
 def linear_args(x: Any, w: Any, b: Any, y: Any) -> tuple[Any, ...]:
     """The arguments of ``matmul_bias_relu``: tensors, sizes, strides.
 
-    ``x`` (M, K), ``w`` (K, N), ``b`` (N,), ``y`` (M, N), of any strides;
-    "meta" tensors serve for ``build``. Raises ValueError on other shapes.
+    ``x`` (M, K), ``w`` (K, N), ``b`` (N,), ``y`` (M, N): tensors of any
+    strides, or for ``build`` anything with shape and dtype, its rows one
+    after another in memory. Raises ValueError on other shapes.
     """
+    for name, given in zip("xwby", (x, w, b, y), strict=True):
+        if not hasattr(given, "shape"):
+            raise TypeError(f"{name} is a {type(given).__name__}: give a "
+                            "tensor, or anything with shape and dtype.")
     shapes = [tuple(t.shape) for t in (x, w, b, y)]
-    m, k, n = (*shapes[0], *shapes[2]) if sum(map(len, shapes)) == 7 else (
-        None, None, None)
+    (m, k), (n,) = (shapes[0], shapes[2]) if list(map(len, shapes)) == [
+        2, 2, 1, 2] else ((0, 0), (0,))
     if shapes != [(m, k), (k, n), (n,), (m, n)]:
         raise ValueError(f"x, w, b, y have shapes {shapes}: they must be "
                          "(M, K), (K, N), (N,), (M, N).")
-    return (x, w, b, y, m, n, k, *x.stride(), *w.stride(), *b.stride(),
-            *y.stride())
+    strides = (step for t in (x, w, b, y) for step in _strides(t))
+    return x, w, b, y, m, n, k, *strides
+
+
+def _strides(value: Any) -> tuple[int, ...]:
+    """Its strides in elements; by rows where it says nothing of them."""
+    if hasattr(value, "stride"):
+        return value.stride()
+    if hasattr(value, "strides"):  # NumPy counts bytes
+        return tuple(step // value.itemsize for step in value.strides)
+    return tuple(math.prod(value.shape[axis + 1:])
+                 for axis in range(len(value.shape)))
 
 
 def from_source(text: str) -> Any:
@@ -187,9 +155,10 @@ def from_source(text: str) -> Any:
     Python finds the source of a function by file name, so the text is filed
     under one made from its content; nothing is written to disk.
     """
+    triton = need("triton", "kernels are written in it")
     name = f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     file = f"<{name}>"
-    names = {"__name__": name, **_compiler.language()}
+    names = {"__name__": name, "triton": triton, "tl": triton.language}
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     try:
         exec(compile(text, file, "exec"), names)
@@ -204,19 +173,26 @@ def from_source(text: str) -> Any:
     return made[-1]
 
 
-def _is_tensor(name: str, value: Any, where: str) -> bool:
-    """Whether it is a tensor where the launch will run; else say why not."""
-    if isinstance(value, need("torch", _WHY).Tensor):
-        if value.device.type != where:
-            raise ValueError(f"{name} is on {value.device}, and this launch "
-                             f"runs on {where}: make it with "
-                             "device=kernels.device().")
-        return True
-    if hasattr(value, "__array__") or isinstance(value, list):
-        raise TypeError(f"{name} is a {type(value).__module__} "
-                        f"{type(value).__name__}: give a torch tensor, for "
-                        "instance torch.as_tensor of it.")
-    return False
+def _tensors(values: dict[str, Any], examples: dict[str, Any], where: str,
+             ) -> dict[str, Any]:
+    """The tensors among the arguments; ValueError, TypeError if unfit."""
+    tensors = {}
+    for key, value in values.items():
+        if examples[key] is not value:  # compiles, but holds no data for us
+            raise TypeError(f"{key} is a {type(value).__module__} "
+                            f"{type(value).__name__}: give a torch tensor, "
+                            "for instance torch.as_tensor of it.")
+        if hasattr(value, "data_ptr"):
+            if value.device.type != where:
+                raise ValueError(f"{key} is on {value.device}, and this "
+                                 f"launch runs on {where}: make it with "
+                                 "device=kernels.device().")
+            if where == "cpu" and "float8" in str(value.dtype):
+                raise ValueError(f"{key} is {value.dtype}, in which the "
+                                 "interpreter is wrong: use torch.float32, "
+                                 "or launch on a GPU.")
+            tensors[key] = value
+    return tensors
 
 
 def _grid(grid: Any, values: dict[str, Any]) -> tuple[int, ...]:
@@ -234,42 +210,34 @@ def _grid(grid: Any, values: dict[str, Any]) -> tuple[int, ...]:
     return size
 
 
-def _refuse(kernel: Any, values: dict[str, Any]) -> None:
-    """Stop what the interpreter would compute wrongly without a word."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.fn)))
-    words = {getattr(node, "attr", getattr(node, "id", ""))
-             for node in ast.walk(tree)}
-    for word in sorted(w for w in words if re.match(_WRONG, w)):
-        raise ValueError(f"{kernel.__name__} names {word}, in which the "
-                         "interpreter is wrong: take the type from a pointer "
-                         "(y_ptr.dtype.element_ty), or launch on a GPU.")
-    for key, value in values.items():
-        kind = str(getattr(value, "dtype", value))
-        if re.search(_WRONG, kind) and kind != "torch.bfloat16":
-            raise ValueError(f"{key} is {kind}, in which the interpreter is "
-                             "wrong: use torch.float32, or launch on a GPU.")
+def _interpret(kernel: Any, size: tuple[int, ...], values: dict[str, Any],
+               tensors: dict[str, Any]) -> tuple[list[str], str]:
+    """Names of the tensors stored to, and a note on what ran in fp32.
 
-
-def _widen(tensors: dict[str, Any]) -> tuple[dict[str, Any],
-                                             Callable[[], None]]:
-    """bf16 tensors as fp32, and what rounds them back into place.
-
-    Whole storages are widened, so strides and overlaps stay as they were.
+    Whole storages are copied, so strides and overlaps stay as they were.
     """
     torch = need("torch", _WHY)
-    storages, wide = {}, {}
+    flat: dict[int, tuple[Any, Any]] = {}  # by address: a storage, its copy
+    wide = [k for k, t in tensors.items() if t.dtype == torch.bfloat16]
+    inner = {}
     for key, tensor in tensors.items():
-        if tensor.dtype == torch.bfloat16:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in storages:
-                whole = torch.empty(0, dtype=tensor.dtype).set_(
-                    storage, 0, (storage.nbytes() // 2,), (1,))
-                storages[storage.data_ptr()] = whole, whole.float()
-            wide[key] = storages[storage.data_ptr()][1].as_strided(
-                tensor.shape, tensor.stride(), tensor.storage_offset())
-
-    def narrow() -> None:
-        for whole, copy in storages.values():
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in flat:
+            whole = tensor.new_empty(0).set_(storage)
+            dtype = torch.float32 if key in wide else tensor.dtype
+            flat[storage.data_ptr()] = whole, whole.to(dtype, copy=True)
+        whole, copy = flat[storage.data_ptr()]
+        if whole.dtype != tensor.dtype:
+            raise ValueError(f"{key} shares memory with a tensor of another "
+                             "dtype: give it a copy, or launch on a GPU.")
+        inner[key] = copy.as_strided(tensor.shape, tensor.stride(),
+                                     tensor.storage_offset())
+    with torch.no_grad(), _compiler.interpreted() as (interpret, written):
+        interpret(kernel)[size](**{**values, **inner})
+        for whole, copy in flat.values():
             whole.copy_(copy)
-
-    return wide, narrow
+    note = (f"The interpreter gets bf16 wrong: {', '.join(wide)} ran in fp32,"
+            " rounded to bf16 at the end.") if wide else ""
+    return [key for key, t in inner.items() if t.numel() and any(
+        t.data_ptr() <= at <= t[(-1,) * t.dim()].data_ptr()
+        for at in written)], note

@@ -1,7 +1,10 @@
 """PyTorch's compilers: kernels, bytes, machine code, and isolation."""
 
 import functools
+import importlib
+import linecache
 import os
+import shutil
 import subprocess
 import sys
 
@@ -14,6 +17,11 @@ from course_utils.compilers import worker  # noqa: E402
 from course_utils.host import Missing  # noqa: E402
 
 M, K, N = 512, 1024, 2048
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "cache"))
 
 
 def example(x, w, b):
@@ -45,6 +53,20 @@ def made(fn, target, n=N):
     return {r.name: r.text for r in rungs}, kernels
 
 
+def compiled(fn, *args):
+    """Kernels and fx text for an H100, which needs no C++ compiler."""
+    rungs, kernels = compilers.rungs(fn, args, "h100", fresh=True)
+    return kernels, next(r.text for r in rungs if r.name == "fx")
+
+
+def typed(source, file="<typed>", **names):
+    """What the last statement of ``source`` defines, as a cell does."""
+    names |= {"torch": torch, "__name__": "typed", "__file__": file}
+    linecache.cache[file] = (0, None, source.splitlines(True), file)
+    exec(compile(source, file, "exec"), names)
+    return list(names.values())[-1]
+
+
 def test_eager_launches_one_kernel_an_op():
     mm, add, relu = compilers.eager(example, arguments())
     assert (mm.name, add.name, relu.name) == ("mm", "add", "relu")
@@ -74,7 +96,8 @@ def test_eager_skips_views_and_counts_updates_in_place():
 def test_cpu_calls_a_library_and_generates_the_rest():
     rungs, (product, rest) = made(example, "cpu")
     assert list(rungs) == ["python", "fx", "aten", "inductor", "assembly"]
-    assert (product.author, product.ops) == ("library", ("addmm",))
+    assert (product.author, product.who) == ("library", "ATen")
+    assert product.ops == ("addmm",)
     assert product.bytes_read == 2 * (M * K + K * N + N)
     assert product.bytes_written == 2 * M * N
     assert (rest.author, rest.who) == ("compiler", "Inductor")
@@ -126,16 +149,134 @@ def test_a_slice_and_a_factory_on_a_chip_that_is_absent():
     assert kernels and all(k.author == "compiler" for k in kernels)
 
 
+def test_an_out_argument_is_written_and_not_read():
+    add, = compilers.eager(lambda a, out: torch.add(a, a, out=out),
+                           (spec(8), spec(8)))
+    assert (add.bytes_read, add.bytes_written) == (32, 32)
+
+
+def write_a_row(c, y):
+    c[2:3] = y
+    return c
+
+
+def write_rows(c, y, i):
+    return c.index_put_((i,), y)
+
+
+INDEX = spec(1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("fn, args, read", [
+    (write_a_row, (spec(1024, 4), spec(1, 4)), 16),
+    (write_rows, (spec(1024, 4), spec(1, 4), INDEX), 16 + 8),
+    (torch.Tensor.add_, (spec(64), spec(64)), 512),
+    (torch.bucketize, (spec(100), spec(50)), 400 + 200),
+    (lambda w, i: w[i] + w[i + 1], (spec(9), INDEX), 8 + 36)],
+    ids=["slice", "rows", "in-place", "search", "gather"])
+def test_what_is_only_ordered_is_not_read(fn, args, read):
+    (kernel,), _ = compiled(fn, *args)
+    assert (kernel.author, kernel.bytes_read) == ("compiler", read)
+
+
+def test_a_check_is_no_kernel_and_picking_a_result_no_op():
+    kernels, _ = compiled(torch.linalg.cholesky, spec(8, 8))
+    assert [k.name for k in kernels] == ["linalg_cholesky_ex"]
+    assert compilers.eager(torch.linalg.cholesky, (spec(8, 8),)) == kernels
+    (kernel,), _ = compiled(torch.sort, spec(8, 8))
+    assert kernel.ops == ("sort",)
+
+
+def test_each_line_comes_from_its_own_cell():
+    helper = typed("def helper(x):\n    return x.sin()\n", "<one>")
+    fn = typed("def fn(x):\n    return helper(x) * 123\n", "<two>",
+               helper=helper)
+    _, fx = compiled(fn, spec(4))
+    assert "in helper, code: return x.sin()" in fx
+    assert "<cell>:2 in fn, code: return helper(x) * 123" in fx
+
+
+NET = """
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2
+"""
+
+
+def test_the_same_script_elsewhere_is_found_and_no_other(monkeypatch):
+    def kernels(source, file, x):
+        return compilers.rungs(typed(source, file)(), (x,), "h100")[1]
+
+    first = kernels(NET, "/a/net.py", spec(8, 8))
+    monkeypatch.setattr(worker, "call", None)
+    assert kernels(NET, "/elsewhere/net.py", spec(8, 8)) == first
+    for source, x in ((NET.replace("2", "3"), spec(8, 8)), (NET, spec(8, 9)),
+                      (NET, spec(8, 8).T), (NET, spec(8, 8).double())):
+        with pytest.raises(TypeError, match="not callable"):
+            kernels(source, "/a/net.py", x)
+
+
+def test_a_module_beside_the_notebook_is_sent_as_it_is_now(
+        tmp_path, monkeypatch):
+    compiled(chain, spec(4), spec(4))  # the worker stands, without the folder
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "beside_b.py").write_text(
+        "import torch, beside_a\ndef g(x):\n    return x * beside_a.K\n")
+    for k in (31, 57):
+        (tmp_path / "beside_a.py").write_text(
+            "import torch, beside_b\n"
+            f"K = {k}\ndef f(x):\n    return torch.relu(beside_b.g(x))\n")
+        for name in ("beside_b", "beside_a"):
+            sys.modules.pop(name, None)
+        module = importlib.import_module("beside_a")
+        linecache.checkcache()
+        for fn in (module.f, lambda x, module=module: module.f(x)):
+            _, fx = compiled(fn, spec(4))
+            assert f"* {k}" in fx
+            assert "beside_b.py:3 in g, code: return x * beside_a.K" in fx
+            assert str(tmp_path) not in fx
+
+
+def test_what_torch_compile_wrapped_is_unwrapped():
+    linear = torch.nn.Linear(8, 8)
+    holder = torch.nn.Sequential(torch.compile(linear), torch.nn.ReLU())
+    wrapped = torch.compile(chain)
+    pair, row = (spec(8, 8), spec(8)), (spec(8, 8),)
+    plain = compilers.eager(chain, pair)
+    assert [k.name for k in plain] == ["mul", "add", "relu"]
+    assert compilers.eager(wrapped, pair) == plain
+    assert compilers.eager(lambda *xs: wrapped(*xs), pair) == plain
+    assert compilers.eager(holder, row) == (
+        *compilers.eager(torch.compile(linear), row), *plain[2:])
+
+
+@pytest.mark.parametrize("sparse", [
+    torch.eye(4).to_sparse(), torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged)],
+    ids=["coo", "jagged"])
+def test_a_tensor_that_is_not_dense_is_refused(sparse):
+    for run in (compilers.eager, lambda *a: compilers.rungs(*a, "cpu")):
+        with pytest.raises(ValueError, match=r"layout .*\.to_dense\(\)"):
+            run(lambda x: x * 2, (sparse,))
+
+
+def test_each_gpu_is_itself_and_the_t4_has_no_bf16():
+    for target, number in (("h100", 90), ("t4", 75)):
+        assert f"cc={number}" in made(chain, target, 32)[0]["inductor"]
+    with pytest.raises(ValueError, match="BF16"):
+        compilers.rungs(example, arguments(), "t4", fresh=True)
+
+
 def test_weights_do_not_travel():
     weight = torch.nn.Linear(2048, 2048)
-    assert len(compilers._packed(weight, (spec(1, 2048),))) < 20_000
+    assert len(compilers._packed(weight, (spec(1, 2048),))[0]) < 20_000
 
 
 @pytest.mark.parametrize("fn, args, words", [
     (example, (spec(4, 5), spec(6, 4), spec(4)),
-     ["example(float32[4, 5], float32[6, 4]", "reduction dim"]),
-    (lambda x: x if x.sum() > 0 else -x, (spec(4),),
-     ["float32[4]", "depends on the values"]),
+     ["reduction dim", "[4, 5] X [6, 4]"]),
+    (lambda x: x if x.sum() > 0 else -x, (spec(4),), ["torch.where"]),
     (lambda x: x * x.sum().item(), (spec(4),), ["depends on the values"]),
     (lambda x: [print(x), x + 1][1], (spec(4),), ["print"]),
     (lambda x: 3, (spec(4),), ["no operation"]),
@@ -178,6 +319,27 @@ def test_nothing_changes_in_this_process():
     assert state() == before
 
 
+def test_what_is_lacking_is_named(tmp_path, monkeypatch):
+    assert compilers.lacking("cpu") is compilers.lacking("h100") is None
+    compiler = shutil.which("g++") or shutil.which("c++")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert compilers.lacking("cpu").what == "A C++ compiler"
+    (tmp_path / "g++").symlink_to(compiler)
+    assert compilers.lacking("cpu").what == "objdump"
+    assert compilers.works("cpu").startswith("objdump is missing: it dis")
+
+    class Refuses:
+        def find_spec(self, name, path=None, target=None):
+            if name == "triton":
+                raise ImportError(name)
+
+    monkeypatch.setattr(sys, "meta_path", [Refuses(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    with pytest.raises(Missing, match="pip install triton"):
+        compilers.rungs(chain, (spec(4), spec(4)), "h100")
+
+
 def test_without_a_compiler_the_graphs_still_come(tmp_path):
     code = """
 import torch
@@ -185,17 +347,10 @@ from course_utils.compilers import torch as compilers
 rungs, kernels = compilers.rungs(
     torch.relu, (torch.empty(64, device="meta"),), "cpu")
 print(*[r.name for r in rungs], *[k.author for k in kernels])
-print(compilers.works("cpu"))
 """
     environment = {k: v for k, v in os.environ.items() if k != "CXX"}
     done = subprocess.run(
         [sys.executable, "-c", code], text=True, capture_output=True,
         env={**environment, "PATH": str(tmp_path),
              "COURSE_CACHE": str(tmp_path)})
-    assert done.stdout.splitlines() == [
-        "fx aten inductor compiler", str(compilers_missing())], done.stderr
-
-
-def compilers_missing():
-    return Missing("A C++ compiler", "it turns Inductor's C++ into machine "
-                   "code", "On Debian: apt install g++")
+    assert done.stdout == "fx aten inductor compiler\n", done.stderr

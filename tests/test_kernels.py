@@ -1,6 +1,7 @@
 """Kernels: compiled for chips that are not here, run without a GPU."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -135,7 +136,8 @@ def test_specialises_as_a_launch_would():
 
     assert (hints(even), hints(odd)) == (4, 3)
     array = np.empty(4096, np.float32)
-    same = kernels.build(kernels.vector_add, array, array, array, 4096)
+    same = kernels.build(kernels.vector_add, array, array, array,
+                         np.int64(4096))
     assert same.rungs["ptx"].raw == even.rungs["ptx"].raw
     bare = kernels.build(kernels.vector_add, *[torch.float32] * 3, 4096)
     assert bare.rungs["ptx"].raw == even.rungs["ptx"].raw
@@ -171,6 +173,45 @@ def test_bf16_in_place_and_in_overlapping_views():
     x = torch.tensor([1.0, -3.5, 7.25, 9.0], dtype=torch.bfloat16)
     kernels.launch(double, 1, x, x[1:], 3, B=4)
     assert x.tolist() == [1, 2, -7, 14.5]
+    with pytest.raises(ValueError, match="y shares memory.*another dtype"):
+        kernels.launch(double, 1, x, x.view(torch.int16), 3, B=4)
+
+
+def test_result_is_what_the_kernel_stores_to():
+    outer = kernels.from_source("""
+@triton.jit
+def put(p, i, v, n):
+    tl.store(p + i, v, mask=i < n)
+@triton.jit
+def kernel(x, y, z, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    put(y, i, tl.load(x + i, mask=i < n) + 1, n)
+    tl.atomic_add(z, tl.load(x))
+""")
+    x, (y, spare) = torch.ones(6), torch.zeros(2, 8)
+    for _ in range(2):  # the second run changes nothing in y
+        done = kernels.launch(outer, 4, x, y, spare, 6, B=2)
+        assert [t is w for t, w in zip(done.result, (y, spare),
+                                       strict=True)] == [True, True]
+    assert y.tolist() == [2] * 6 + [0] * 2 and spare[0] == 8
+    done = kernels.launch(kernels.vector_add, 1, x, x, x, 6, BLOCK_SIZE=8)
+    assert x.tolist() == [2] * 6 and len(done.result) == 3  # all are x
+
+
+def test_a_launch_that_fails_changes_nothing():
+    late = kernels.from_source("""
+@triton.jit
+def narrow(v):
+    return v.to(tl.bfloat16)
+@triton.jit
+def kernel(x, y):
+    tl.store(y, 7.0)
+    tl.store(y, narrow(tl.load(x)))
+""")
+    x, y = torch.ones(4), torch.zeros(4)
+    with pytest.raises(ValueError, match="computes in bf16"):
+        kernels.launch(late, 1, x, y)
+    assert y.tolist() == [0] * 4
 
 
 FRESH = """
@@ -225,31 +266,141 @@ def test_leaves_environment_and_knobs_as_they_were():
     assert state() == before and triton.JITFunction.__call__ is call
 
 
-def test_accesses_are_read_off_the_source():
-    loaded, stored = ({name for name in names if name.endswith("_ptr")}
-                      for names in compiler.accesses(kernels.matmul_bias_relu))
-    assert loaded == {"x_ptr", "w_ptr", "b_ptr"} and stored == {"y_ptr"}
-    gather = kernel("""
-        at = tl.load(n + tl.arange(0, B))
-        to = y + at
-        for _ in range(2):
-            tl.atomic_add(to, tl.load(x + at))
-            to += B
-    """)
-    loaded, stored = compiler.accesses(gather)
-    assert {"n", "x", "y"} <= loaded and stored - {"B"} == {"y"}
+FLOWS = """
+@triton.jit
+def helper(p, i):
+    return tl.load(p + i)
+@triton.jit(noinline=True)
+def away(p):
+    tl.store(p, 1.0)
+@triton.jit
+def gather(x, y, i, n, B: tl.constexpr):
+    to = y + tl.load(i + tl.arange(0, B))
+    for _ in range(n):
+        tl.store(to, helper(x, tl.arange(0, B)))
+        to += B
+@triton.jit
+def swap(x, y, i, n, B: tl.constexpr):
+    p, q, r = x, y, i
+    for _ in range(n):
+        tl.store(p, 1)
+        p, q, r = q, p, r + B
+    tl.store(r, tl.load(r) + tl.load(i))
+@triton.jit
+def choose(x, y, i, n, B: tl.constexpr):
+    if n > 5:
+        p = x + tl.load(i)
+        tl.store(y, 1.0)
+    else:
+        p = y + 0
+    s = 0
+    while s < n:
+        tl.atomic_add(p + s, 1.0)
+        s += 1
+@triton.jit
+def pick(x, y, i, n, B: tl.constexpr):
+    p = x
+    if n > 5:
+        p = y
+    tl.store(p, 1.0)
+@triton.jit
+def address(x, y, i, n, B: tl.constexpr):
+    tl.store(y, tl.load(tl.load(i).to(tl.pointer_type(tl.float32))))
+@triton.jit
+def call(x, y, i, n, B: tl.constexpr):
+    away(y)
+@triton.jit
+def moved(x, y, i, n, B: tl.constexpr):
+    s = 0
+    while s < n:
+        tl.store(y, 1.0)
+        y += s
+        s += 1
+"""
 
 
-def test_without_triton_it_imports_and_says_what_is_missing():
-    code = ("import sys; sys.modules['triton'] = None\n"
-            "from course_utils import kernels, Missing\n"
-            "for use in (lambda: kernels.vector_add, lambda: "
-            "kernels.build(1), lambda: kernels.from_source('')):\n"
-            "    try: use()\n"
-            "    except Missing as e: print(e.what)\n")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True,
-                          capture_output=True, text=True)
-    assert done.stdout.split() == ["triton"] * 3
+@pytest.mark.parametrize("name, loaded, stored", [
+    ("gather", "xi", "y"), ("swap", "i", "xyi"), ("choose", "xyi", "xy"),
+    ("pick", "", "xy"), ("address", None, "y"), ("call", None, None),
+    ("moved", "", None),
+])
+def test_accesses_are_followed_through_the_ttir(name, loaded, stored):
+    text = FLOWS.partition("@triton.jit\ndef gather")[0]
+    own = re.search(rf"@triton.jit\ndef {name}\((?:.|\n )*", FLOWS)[0]
+    f, i = (torch.float32, torch.int64) if name != "swap" else [
+        torch.int32] * 2
+    built = kernels.build(kernels.from_source(text + own), f, f, i, 17, B=16)
+    signature = {"x": "*", "y": "*", "i": "*", "n": "i32", "B": "constexpr"}
+    found = compiler.accesses(built.rungs["ttir"].raw, signature)
+    assert [f if f is None else "".join(f) for f in found] == [loaded, stored]
+
+
+def test_bytes_and_rungs_of_the_example():
+    built = kernels.build(kernels.matmul_bias_relu, *example())
+    assert built.bytes_read == 2 * (512 * 1024 + 1024 * 2048 + 2048)
+    assert built.bytes_written == 2 * 512 * 2048
+    assert list(built.rungs) == ["python", "ttir", "ttgir", "llvm-ir", "ptx",
+                                 "sass"]
+    assert built.python.startswith("@triton.jit\ndef matmul_bias_relu(")
+    rungs, kernel = compiler.ladder(kernels.matmul_bias_relu, example(),
+                                    "h100", {})
+    assert [r.raw for r in rungs] == [r.raw for r in built.rungs.values()]
+    assert kernel == built and "registers a thread" in str(kernel)
+    with pytest.raises(AttributeError, match="no 'sas'; its rungs are pyth"):
+        built.sas  # noqa: B018
+    assert pickle.loads(pickle.dumps(built)).sass == built.sass
+
+
+def test_linear_args_takes_whatever_has_shape_and_dtype():
+    jax = pytest.importorskip("jax")
+    shapes = (512, 1024), (1024, 2048), (2048,), (512, 2048)
+    abstract = kernels.linear_args(*(
+        jax.ShapeDtypeStruct(s, jax.numpy.bfloat16) for s in shapes))
+    assert abstract[4:] == example()[4:]
+    one, other = (kernels.build(kernels.matmul_bias_relu, *args)
+                  for args in (abstract, example()))
+    assert one.ptx == other.ptx and one.bytes_read == other.bytes_read
+    arrays = [np.empty(s, np.float32).T for s in ((3, 2), (4, 3), (4,),
+                                                  (4, 2))]
+    tensors = [torch.from_numpy(a) for a in arrays]
+    assert kernels.linear_args(*arrays)[4:] == kernels.linear_args(
+        *tensors)[4:]
+
+
+HIDDEN = """
+import importlib.abc, sys
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "triton":
+            raise ImportError(name)
+if hook:
+    sys.meta_path.insert(0, Hide())
+else:
+    sys.modules["triton"] = None
+from course_utils import kernels, Missing
+from course_utils.compilers import triton
+for use in (lambda: kernels.build(kernels.vector_add),
+            lambda: kernels.build(1), lambda: kernels.launch(1, 1),
+            lambda: kernels.from_source(""),
+            lambda: triton.ladder(1, (), "h100", {}), triton.has_driver,
+            lambda: triton.assemble("", "sm_90a"),
+            lambda: triton.interpreted().__enter__()):
+    try:
+        use()
+    except Missing as missing:
+        print(missing.what)
+print(triton.works("h100")[:17], kernels.device())
+"""
+
+
+@pytest.mark.parametrize("hook", [True, False])
+def test_without_triton_it_imports_and_says_what_is_missing(hook):
+    done = subprocess.run(
+        [sys.executable, "-c", f"hook = {hook}\n{HIDDEN}"], cwd=ROOT,
+        check=True, capture_output=True, text=True)
+    *missing, last = done.stdout.splitlines()
+    assert missing == ["triton"] * 8
+    assert last.startswith("triton is missing ")
 
 
 ONE = torch.ones(4)
@@ -263,6 +414,18 @@ ONE = torch.ones(4)
     (lambda k: kernels.launch(k, 1, ONE, ONE, ONE),
      TypeError, "vector_add: missing.*'n_elements'; its parameters are x_ptr"),
     (lambda k: kernels.launch(k, 1, *[ONE] * 9), TypeError, "too many"),
+    (lambda k: kernels.build(k, ONE, [1.0], ONE, 4),
+     TypeError, "y_ptr is of type list"),
+    (lambda k: kernels.build(k, ONE, ONE, ONE, "4"),
+     TypeError, "n_elements is of type str"),
+    (lambda k: kernels.build(k, ONE, ONE, ONE.to(torch.complex64), 4),
+     TypeError, "output_ptr is of type torch.complex64"),
+    (lambda k: kernels.launch(k, 1, ONE, [1.0], ONE, 4),
+     TypeError, "y_ptr is of type list"),
+    (lambda k: kernels.launch(k, 1, ONE, torch.float32, ONE, 4),
+     TypeError, "y_ptr is a torch dtype"),
+    (lambda k: kernels.linear_args(meta(2, 3), [3], meta(5), meta(2, 5)),
+     TypeError, "w is a list"),
     (lambda k: kernels.launch(k, 1, ONE, ONE, ONE, 4, x_ptr=ONE),
      TypeError, "multiple values for argument 'x_ptr'"),
     (lambda k: kernels.launch(k, 0, ONE, ONE, ONE, 4), ValueError, "grid is"),
@@ -278,7 +441,7 @@ ONE = torch.ones(4)
     (lambda k: kernels.launch(print, 1, ONE), TypeError, "not a @triton.jit"),
     (lambda k: kernels.launch(
         kernel("tl.store(y, tl.load(x).to(tl.bfloat16))"), 1, ONE, ONE, 4,
-        B=4), ValueError, "names bfloat16"),
+        B=4), ValueError, "computes in bf16"),
     (lambda k: kernels.launch(k, 1, *[ONE.to(torch.float8_e5m2)] * 3, 4),
      ValueError, "x_ptr is torch.float8_e5m2"),
     (lambda k: kernels.from_source("def f(x):\n  pass"),

@@ -1,6 +1,7 @@
 """Whatever is missing: what can come still comes, the rest says why not."""
 
 import os
+import re
 import shutil
 
 import pytest
@@ -124,3 +125,38 @@ print(made.kernels)"""
     with pytest.raises(AssertionError, match="libtpu is missing"):
         python(other.format(folder=folder), "-S",
                **hidden(tmp_path, "libtpu"))
+
+
+def test_the_courses_kernels_are_recorded(tmp_path):
+    """Without triton the notebooks' hand-written kernel still shows."""
+    out, _ = python("""
+import course_utils; course_utils.start()
+import torch
+from course_utils import ir, kernels
+args = [torch.empty(s, dtype=torch.bfloat16, device="meta")
+        for s in ((512, 1024), (1024, 2048), (2048,), (512, 2048))]
+for target, code in (("h100", "HGMMA"), ("mi300x", "v_mfma")):
+    made = ir.ladder(kernels.matmul_bias_relu, *kernels.linear_args(*args),
+                     target=target)
+    print("make record" in made.recorded, code in made.machine_code)
+""", "-S", **hidden(tmp_path, "triton"))
+    assert out.split() == ["True"] * 4
+
+
+def test_recordings_are_by_the_pinned_tools():
+    from course_utils.compilers import recorded
+    from tools.books import absolute_paths, pins
+
+    versions = {pin.name: str(pin.specifier).removeprefix("==")
+                for pin in pins()}
+    names = [path.name.partition(".")[0]
+             for path in recorded.FOLDER.glob("*.json.gz")]
+    assert names and recorded.targets()
+    for name in names:
+        made, whence = recorded.find(name)
+        assert recorded.COMMAND in whence
+        used = re.findall(
+            r"(libtpu|jaxlib|triton|torch) (\d+\.[\d.]*\d)", whence)
+        assert used and all(versions[tool] == v for tool, v in used)
+        assert made.kernels and all(rung.text for rung in made.rungs)
+        assert not any(absolute_paths(rung.raw) for rung in made.rungs)

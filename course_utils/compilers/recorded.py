@@ -13,13 +13,14 @@ import hashlib
 import json
 import os
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from course_utils import host
 from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung
+from course_utils.compilers.text import steady
 from course_utils.compilers.xla import Compiled
 
 FOLDER = Path(__file__).parent.parent / "recorded"
@@ -44,7 +45,8 @@ def find(name: str) -> tuple[Compiled, str] | None:
         return None
     data = json.loads(gzip.decompress(path.read_bytes()))
     return Compiled(
-        tuple(Rung(**rung) for rung in data["rungs"]),
+        tuple(Rung(**{**rung, "tool": f"{rung['tool']}, {data['when']}"})
+              for rung in data["rungs"]),
         tuple(Pass(**p) for p in data["passes"]),
         tuple(Kernel(**{**k, "ops": tuple(k["ops"])})
               for k in data["kernels"]),
@@ -65,13 +67,15 @@ def keep(name: str, target: str, made: Compiled) -> None:
     FOLDER.mkdir(exist_ok=True)
     tools = sorted({rung.tool for rung in made.rungs if rung.tool})
     data = {
+        "when": f"recorded {date.today()}",
         "provenance": f"recorded {date.today()} by `{COMMAND}` with "
                       f"{', '.join(tools)} on {host.platform.machine()} "
                       f"{host.platform.system()}",
-        "rungs": [{**asdict(rung), "raw": rung.text} for rung in made.rungs
-                  if len(rung.raw) <= _LARGEST],
+        "rungs": [{**asdict(rung), "raw": steady(rung.raw)}
+                  for rung in made.rungs if len(rung.raw) <= _LARGEST],
         "passes": [asdict(p) for p in made.passes if p.changed],
-        "kernels": [asdict(kernel) for kernel in made.kernels],
+        "kernels": [{f.name: getattr(kernel, f.name) for f in fields(Kernel)}
+                    for kernel in made.kernels],
         "buffers": [asdict(buffer) for buffer in made.buffers],
         "memory": made.memory}
     text = json.dumps(data, sort_keys=True).encode()

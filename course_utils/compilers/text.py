@@ -24,7 +24,7 @@ _STEADY = (
     # The file of a notebook cell, and any temporary file of ours.
     (re.compile(r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py"), "<cell>"),
     (re.compile(r"<ipython-input-[\w-]+>|<dynamic-code>"), "<cell>"),
-    (re.compile(r"(/[\w.+-]+)*/site-packages/"), ""),
+    (re.compile(r"(/[\w.+-]+)*/(?:site-packages/|(course_utils/))"), r"\2"),
     (re.compile(r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/"), "<temporary>/"),
     # Where debug information says the source lies.
     (re.compile(r'(\.file\s+\d+) "[^"]*"( "[^"]*")?'), r'\1 "<source>"'),
@@ -51,9 +51,14 @@ def canonical(raw: str) -> str:
         for attribute in _ATTRIBUTES:
             text = _drop(text, attribute)
         text = re.sub(r"\n{3,}", "\n\n", text)
+    return steady(text).strip("\n") + "\n"
+
+
+def steady(text: str) -> str:
+    """``text`` with paths, addresses and ids folded, and nothing dropped."""
     for pattern, replacement in _STEADY:
         text = pattern.sub(replacement, text)
-    return text.strip("\n") + "\n"
+    return text
 
 
 def fold_cell(module: str) -> str:

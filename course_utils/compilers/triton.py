@@ -6,25 +6,31 @@ Every private name of Triton that the course uses is in this file (3.6 to
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
+import functools
+import importlib.util
 import inspect
 import io
 import math
+import platform
 import re
 import subprocess
+import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from course_utils.compilers.cache import cached
 from course_utils.compilers.rung import Kernel, Rung
+from course_utils.compilers.text import plain
 from course_utils.compilers.worker import CompilerError
 from course_utils.host import Missing, need
 
@@ -39,6 +45,12 @@ _RUNGS = {  # Triton's stage: (name, language)
     "llir": ("llvm-ir", "llvm"), "ptx": ("ptx", "ptx"),
     "amdgcn": ("amdgcn", "amdgcn"),
 }
+_ARITHMETIC = re.compile(r"= \"?(tt\.dot|tt\.reduce|math\.\w+|arith\."
+                         r"(?:add|sub|mul|div|max\w*|min\w*|neg)f)\b")
+_OPERATION = re.compile(  # %result:count = op, and the rest of the line
+    r"(?:(%[\w.$-]+)(?::(\d+))? = )?\"?([\w.]+|\^|)(.*)")
+_SAME = re.compile(r"tt\.(addptr|splat|broadcast|expand_dims|reshape|trans|"
+                   r"bitcast|advance|make_tensor_\w+)")  # as its first operand
 
 
 def _triton() -> Any:
@@ -53,7 +65,8 @@ def _triton() -> Any:
         return SimpleNamespace(
             package=triton, jit=jit, compiler=compiler, get_ptxas=get_ptxas,
             interpreter=interpreter, patch=interpreter._patch_lang,
-            generator=code_generator,
+            generator=code_generator, memory=interpreter._interpreter,
+            types=jit.type_canonicalisation_dict,
             binder=jit.create_function_from_signature,
             environment=jit.get_cache_invalidating_env_vars)
     except (ImportError, AttributeError) as error:
@@ -104,12 +117,11 @@ def assemble(ptx: str, arch: str) -> Assembled:
             raise CompilerError(f"ptxas {ptxas.version} refuses this PTX for "
                                 f"{arch}: {reason[-500:]}")
         cubin = binary.read_bytes()
-    return Assembled(cubin, disassemble(cubin), *_usage(done.stderr),
-                     f"ptxas {ptxas.version}")
+    return _read_back(cubin, done.stderr, f"ptxas {ptxas.version}")
 
 
-def disassemble(cubin: bytes) -> str:
-    """SASS of a cubin, by the nvdisasm that Triton ships."""
+def _read_back(cubin: bytes, log: str, tool: str) -> Assembled:
+    """SASS by the nvdisasm that Triton ships, and what ptxas -v logged."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -118,23 +130,11 @@ def disassemble(cubin: bytes) -> str:
             capture_output=True, text=True)
     if done.returncode:
         raise CompilerError(f"nvdisasm failed: {done.stderr[-500:]}")
-    return done.stdout
-
-
-def _usage(log: str) -> tuple[int, int, int]:
-    """Registers, spill bytes and static shared bytes out of ptxas -v."""
-    def numbers(pattern: str) -> list[int]:
-        return [0, *map(int, re.findall(pattern, log))]
-
-    return (max(numbers(r"Used (\d+) registers")),
-            sum(numbers(r"(\d+) bytes spill")),
-            max(numbers(r"(\d+) bytes smem")))
-
-
-def language() -> dict[str, Any]:
-    """The two names every kernel's source uses: triton and tl."""
-    package = _triton().package
-    return {"triton": package, "tl": package.language}
+    registers, spills, shared = (
+        [0, *map(int, re.findall(rf"(\d+) {what}", log))] for what in
+        ("registers", "bytes spill", "bytes smem"))
+    return Assembled(cubin, done.stdout, max(registers), sum(spills),
+                     max(shared), tool)
 
 
 def has_driver() -> bool:
@@ -156,6 +156,29 @@ def works(target: str) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Uncompiled:
+    """A kernel on a machine without triton: its Python, to know it by."""
+
+    fn: Callable
+
+    @property
+    def __name__(self) -> str:
+        return self.fn.__name__
+
+
+def uncompiled(module: str, name: str) -> Uncompiled:
+    """The kernel ``name`` of ``module``, read with no triton to compile it."""
+    stub, language = ModuleType("triton"), ModuleType("triton.language")
+    stub.jit, stub.language, language.constexpr = lambda fn: fn, language, int
+    spec = importlib.util.find_spec(module)
+    loaded = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(sys.modules, {"triton": stub,
+                                       "triton.language": language}):
+        spec.loader.exec_module(loaded)
+    return Uncompiled(getattr(loaded, name))
+
+
 def is_kernel(value: Any) -> bool:
     """Whether ``value`` is what @triton.jit makes."""
     triton = _triton()
@@ -164,11 +187,13 @@ def is_kernel(value: Any) -> bool:
 
 
 def bind(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
-         target: str = "h100") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments by parameter name (defaults included), and options.
+         target: str = "h100") -> tuple[dict[str, Any], ...]:
+    """Arguments by name, defaults included; the same with stand-ins for
+    tensors that are not there; and options.
 
     Raises TypeError or ValueError naming what is missing, given twice, too
-    many, or known neither as a parameter nor as an option of the target.
+    many, of a type Triton does not take, or known neither as a parameter nor
+    as an option of the target.
     """
     if not is_kernel(kernel):
         hint = (": pass its .fn and choose the block sizes yourself"
@@ -176,19 +201,38 @@ def bind(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
         raise TypeError(f"kernel is a {type(kernel).__name__}, not a "
                         f"@triton.jit function{hint}.")
     backend = _backend(target)
-    signature = inspect.signature(kernel.fn)
-    known = [*signature.parameters, *vars(backend.parse_options({}))]
+    parameters = inspect.signature(kernel.fn).parameters
+    known = [*parameters, *vars(backend.parse_options({}))]
     for key in meta.keys() - set(known):
         raise ValueError(f"{kernel.__name__} knows no argument {key!r}; "
                          f"nearest: {_nearest(key, known)}.")
-    own = {k: v for k, v in meta.items() if k in signature.parameters}
+    own = {k: v for k, v in meta.items() if k in parameters}
     try:
-        bound = signature.bind(*args, **own)
+        bound = inspect.signature(kernel.fn).bind(*args, **own)
     except TypeError as error:
         raise TypeError(f"{kernel.__name__}: {error}; its parameters are "
-                        f"{', '.join(signature.parameters)}.") from None
+                        f"{', '.join(parameters)}.") from None
     bound.apply_defaults()
-    return bound.arguments, {k: v for k, v in meta.items() if k not in own}
+    values = {k: v.item() if isinstance(v, Real) and hasattr(v, "item") else v
+              for k, v in bound.arguments.items()}  # NumPy's numbers as ours
+    examples = {k: v if "constexpr" in str(parameters[k].annotation)
+                else _example(k, v) for k, v in values.items()}
+    return values, examples, {k: meta[k] for k in meta if k not in own}
+
+
+def _example(name: str, value: Any) -> Any:
+    triton = _triton()
+    if value is None or isinstance(value, Real):
+        return value
+    dtype = getattr(value, "dtype", value)
+    if ("dtype" not in type(dtype).__name__.lower()
+            or str(dtype).rpartition(".")[2] not in triton.types):
+        kind = type(dtype).__name__ if dtype is value else dtype
+        raise TypeError(f"{name} is of type {kind}, which Triton does not "
+                        "take: give a tensor, anything with shape and dtype, "
+                        "a torch dtype or a number.")
+    return value if hasattr(value, "data_ptr") else triton.jit.MockTensor(
+        dtype, getattr(value, "shape", None))  # at a multiple of 16 bytes
 
 
 def _backend(target: str) -> Any:
@@ -199,82 +243,61 @@ def _backend(target: str) -> Any:
     return compiler.make_backend(compiler.GPUTarget(*TARGETS[target]))
 
 
-def _nearest(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
+def _nearest(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
     return ", ".join(near or names)
 
 
-def accesses(kernel: Any) -> tuple[set[str], set[str]]:
-    """Parameters in the addresses a kernel loads from, and stores to.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Built(Kernel):
+    """A kernel compiled for one target; nothing was run.
 
-    Pointers, and the sizes and strides beside them. Read off its source:
-    followed through assignments to load, store and atomic_*, not into helpers.
-    """
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.fn)))
-    origin = {key: {key} for key in inspect.signature(kernel.fn).parameters}
-    loaded: set[str] = set()
-    stored: set[str] = set()
-
-    def called(node: ast.AST) -> str:
-        return getattr(getattr(node, "func", None), "attr", "")
-
-    def roots(node: ast.AST | None) -> set[str]:
-        if isinstance(node, ast.Name):
-            return origin.get(node.id, set())
-        if node is None or called(node) == "load":
-            return set()  # a loaded value is data, no longer a pointer
-        return set().union(*map(roots, ast.iter_child_nodes(node)))
-
-    # Twice: the start of a loop may use what its end assigns.
-    for node in [*ast.walk(tree), *ast.walk(tree)]:
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-            for target in getattr(node, "targets", None) or [node.target]:
-                for part in ast.walk(target):
-                    if isinstance(part, ast.Name):
-                        origin.setdefault(part.id, set()).update(
-                            roots(node.value))
-        elif called(node) in ("load", "store") or "atomic_" in called(node):
-            found = roots(node.func).union(*map(roots, node.args[:1]))
-            loaded |= found if called(node) != "store" else set()
-            stored |= found if called(node) != "load" else set()
-    return loaded, stored
-
-
-@dataclass(frozen=True)
-class Resources:
-    """How a kernel was compiled, and what it asks of its chip.
-
-    ``kernel.registers`` are per thread (AMD: vector registers), ``.spills``
-    bytes per thread stored and loaded for want of registers (AMD: 4 for each
-    register spilled), ``.shared_bytes`` per block, ``.ops`` the arithmetic of
-    its TTIR; ``.bytes_*`` are None where an argument came without a shape.
+    ``rungs`` maps name to Rung, from "python" down to "sass" or "amdgcn";
+    ``.sass``, ``.ptx``, ... are their texts. ``sass`` is disassembled from
+    the binary, ``amdgcn`` is the compiler's own text: no disassembler for AMD
+    comes with Triton. ``registers`` are per thread (AMD: vector registers),
+    ``spills`` bytes per thread stored and loaded for want of registers (AMD:
+    4 a register), ``ops`` the arithmetic of the TTIR; the rest is as in
+    ``Kernel``.
     """
 
     target: str
     num_warps: int
     num_stages: int
-    kernel: Kernel
+    rungs: dict[str, Rung]
+
+    def __getattr__(self, name: str) -> str:
+        rungs = vars(self).get("rungs", {})  # none yet while unpickled
+        if name in rungs:
+            return rungs[name].text
+        raise AttributeError(f"This kernel has no {name!r}; its rungs are "
+                             f"{', '.join(rungs)}.")
+
+    def __str__(self) -> str:
+        return (f"{self.name} for {self.target}: {self.num_warps} warps, "
+                f"{self.registers} registers a thread, {self.spills} bytes "
+                f"spilled, {self.shared_bytes} bytes of shared memory; "
+                f"rungs {', '.join(self.rungs)}")
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return plain(str(self))
 
 
 def build(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
-          target: str = "h100", fresh: bool = False,
-          ) -> tuple[tuple[Rung, ...], Resources]:
+          target: str = "h100", fresh: bool = False) -> Built:
     """Compile ``kernel`` for ``target``, specialised as a launch would be.
 
-    ``args``: tensors (device="meta" will do), anything with shape and dtype,
-    torch dtypes (a pointer aligned to 16 bytes), numbers. ``meta``:
-    constexprs by name and options (num_warps, num_stages). Rungs: ttir,
-    ttgir, llvm-ir, then ptx and sass, or amdgcn; all from one compile. Raises
-    ValueError, TypeError, Missing, or Triton's CompilationError.
+    See ``kernels.build``. All rungs come from one compile. Raises ValueError,
+    TypeError, Missing, or Triton's CompilationError.
     """
     triton = _triton()
-    values, options = bind(kernel, args, meta, target)
+    values, examples, options = bind(kernel, args, meta, target)
     if not isinstance(kernel, triton.jit.JITFunction):
         raise ValueError("kernel was defined while TRITON_INTERPRET was set, "
                          "so it cannot be compiled: unset it and restart.")
     backend = _backend(target)
-    examples = {p.name: values[p.name] if p.is_constexpr
-                else _example(values[p.name], triton) for p in kernel.params}
     binder = triton.binder(kernel.signature, kernel.params, backend)
     bound, special, _ = binder(**examples)
     settings, signature, constants, hints = kernel._pack_args(
@@ -282,43 +305,33 @@ def build(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
     source = triton.compiler.ASTSource(kernel, signature, constants, hints)
     key = ("triton", target, kernel.cache_key, repr(special), repr(settings),
            repr(triton.environment()))
-    rungs, options, ops, used = cached(
-        key, lambda: _compile(source, target, vars(settings)), fresh)
-    loaded, stored = accesses(kernel)
-    moved = [_bytes([v for k, v in values.items() if k in names])
-             for names in (loaded - stored, stored)]
-    return rungs, Resources(target, *options, Kernel(
-        kernel.__name__, "compiler", "Triton", ops, *moved, *used))
+    made = cached(key, lambda: _compile(source, target, vars(settings)), fresh)
+    python = Rung("python", textwrap.dedent(inspect.getsource(kernel.fn)),
+                  "python", f"Python {platform.python_version()}", 0.0)
+    loaded, stored = accesses(made.rungs["ttir"].raw, signature)
+    return replace(made, rungs={"python": python, **made.rungs},
+                   bytes_read=_bytes(loaded, values),
+                   bytes_written=_bytes(stored, values))
 
 
 def ladder(kernel: Any, args: Sequence[Any], target: str,
            meta: Mapping[str, Any], fresh: bool = False,
            ) -> tuple[tuple[Rung, ...], Kernel]:
-    """The rungs of ``build`` and what it says of the kernel."""
-    rungs, resources = build(kernel, args, meta, target, fresh)
-    return rungs, resources.kernel
+    """The rungs of ``build``, and the kernel it made."""
+    built = build(kernel, args, meta, target, fresh)
+    return tuple(built.rungs.values()), built
 
 
-def _example(value: Any, triton: Any) -> Any:
-    """What Triton specialises on: tensors and numbers as they are."""
-    if type(value).__name__ == "dtype" and type(value).__module__ == "torch":
-        return triton.jit.MockTensor(value)
-    if hasattr(value, "data_ptr") or not hasattr(value, "shape"):
-        return value
-    return triton.jit.MockTensor(value.dtype, value.shape)
-
-
-def _bytes(values: Sequence[Any]) -> int | None:
-    """Bytes of all tensors; None where one came without a shape."""
-    tensors = [v for v in values if not isinstance(v, int | float | None)]
-    if not all(hasattr(v, "shape") for v in tensors):
+def _bytes(names: Iterable[str] | None, values: Mapping[str, Any],
+           ) -> int | None:
+    """Bytes of these arguments; None where one came without a shape."""
+    if names is None or not all(hasattr(values[n], "shape") for n in names):
         return None
-    return sum(math.prod(v.shape) * v.dtype.itemsize for v in tensors)
+    return sum(math.prod(values[n].shape) * values[n].dtype.itemsize
+               for n in names)
 
 
-def _compile(source: Any, target: str, options: Mapping[str, Any],
-             ) -> tuple[tuple[Any, ...], ...]:
-    """Rungs; warps, stages; ops; registers, spills, shared bytes."""
+def _compile(source: Any, target: str, options: Mapping[str, Any]) -> Built:
     triton = _triton()
     knobs = triton.package.knobs
     times, printed = [], io.StringIO()
@@ -333,66 +346,148 @@ def _compile(source: Any, target: str, options: Mapping[str, Any],
         stack.enter_context(contextlib.redirect_stdout(printed))
         made = triton.compiler.compile(
             source, triton.compiler.GPUTarget(*TARGETS[target]), options)
-    seconds = {k: us / 1e6 for k, us in times[0].lowering_stages}
+    code = made.asm
+    seconds = {key: us / 1e6 for key, us in times[0].lowering_stages}
     seconds["ttir"] += times[0].ir_initialization / 1e6
     version = f"triton {triton.package.__version__}"
-    rungs = [Rung(name, made.asm[stage], language, version, seconds[stage])
-             for stage, (name, language) in _RUNGS.items()
-             if stage in made.asm]
-    if "cubin" in made.asm:
+    rungs = {name: Rung(name, code[stage], language, version, seconds[stage])
+             for stage, (name, language) in _RUNGS.items() if stage in code}
+    if "cubin" in code:
         start = time.perf_counter()
-        sass = disassemble(made.asm["cubin"])
-        seconds["cubin"] += time.perf_counter() - start
         ptxas = triton.get_ptxas(TARGETS[target][1]).version
-        rungs.append(Rung("sass", sass, "sass", f"ptxas {ptxas}",
-                          seconds["cubin"]))
-        registers, spills, _ = _usage(printed.getvalue())
+        read = _read_back(code["cubin"], printed.getvalue(), f"ptxas {ptxas}")
+        rungs["sass"] = Rung("sass", read.sass, "sass", read.tool,
+                             seconds["cubin"] + time.perf_counter() - start)
+        used = read.registers, read.spills
     else:
         registers, spilled = (
-            int(re.search(rf"\.vgpr_{what}:\s+(\d+)", made.asm["amdgcn"])[1])
+            int(re.search(rf"\.vgpr_{what}:\s+(\d+)", code["amdgcn"])[1])
             for what in ("count", "spill_count"))
-        spills = 4 * spilled
-    ops = re.findall(r"= \"?(tt\.dot|tt\.reduce|math\.\w+|arith\."
-                     r"(?:add|sub|mul|div|max\w*|min\w*|neg)f)\b",
-                     made.asm["ttir"])
-    return (tuple(rungs), (made.metadata.num_warps, made.metadata.num_stages),
-            tuple(dict.fromkeys(ops)),
-            (registers, spills, made.metadata.shared))
+        used = registers, 4 * spilled
+    ops = dict.fromkeys(_ARITHMETIC.findall(code["ttir"]))
+    return Built(
+        source.name, "compiler", "Triton", tuple(ops), None, None, *used,
+        made.metadata.shared, target=target, rungs=rungs,
+        num_warps=made.metadata.num_warps,
+        num_stages=made.metadata.num_stages)
+
+
+def accesses(ttir: str, signature: Mapping[str, str],
+             ) -> list[tuple[str, ...] | None]:
+    """Parameters a kernel loads from, and those it stores to.
+
+    ``signature`` maps each to its type. Helpers are followed; None where the
+    TTIR does not tell: an address out of memory, a call, a pointer that a
+    while loop moves.
+    """
+    names = [key for key, kind in signature.items() if kind != "constexpr"]
+    # A value is the list of what it may be: other values, a parameter or,
+    # out of sight, None. MLIR reuses a name only where the first is gone.
+    values: dict[str, list[Any]] = {}
+    blocks: list[list[list[Any]]] = []  # what the yield of each open one feeds
+    loaded, stored = [], []
+    for line in map(str.strip, ttir.splitlines()):
+        name, count, op, rest = _OPERATION.match(line).groups()
+        found = [v if "#" in v else v + "#0"
+                 for v in re.findall(r"%[\w.$-]+(?:#\d+)?", rest)]
+        used = [values.get(v, [None]) for v in found]
+        results = [[] if op == "scf.if" else [None]
+                   for _ in range(int(count or 1))]
+        if op == "tt.call":  # what becomes of its operands is not followed
+            used = [[None]]
+        elif op == "tt.func":
+            known = names if len(found) == len(names) else [None] * len(found)
+            values = {v: [n] for v, n in zip(found, known, strict=True)}
+        elif op == "scf.for":  # counter, bounds, then pairs: carried = first
+            results = [[first] for first in used[5::2]]
+            values |= zip(found[4::2], results, strict=True)
+        elif op == "scf.yield":
+            for result, more in zip(blocks[-1], used, strict=False):
+                result.append(more)
+        elif op in ("^", "scf.while"):
+            values |= {v: [None] for v in found}
+        elif op == "arith.select":
+            results = [used[1:]]
+        elif _SAME.fullmatch(op):
+            results = [used[:1]]
+        if re.search("load|gather|atomic|descriptor_reduce|call", op):
+            loaded.append(used[:1])
+        if re.search("store|scatter|atomic|descriptor_reduce|call", op):
+            stored.append(used[:1])
+        values |= {f"{name}#{n}": made for n, made in enumerate(results)}
+        if line.startswith("}") and not line.endswith("{"):
+            blocks.pop()
+        elif line.endswith("{") and not line.startswith("}"):
+            blocks.append(results)
+    return [_parameters(todo, names) for todo in (loaded, stored)]
+
+
+def _parameters(todo: list[Any], names: Sequence[str],
+                ) -> tuple[str, ...] | None:
+    """The parameters these values come from; None if one is out of sight."""
+    found, seen = set(), set()
+    while todo:
+        value = todo.pop()
+        if not isinstance(value, list):
+            found.add(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            todo += value
+    return None if None in found else tuple(n for n in names if n in found)
 
 
 @contextlib.contextmanager
-def interpreted() -> Iterator[Callable[[Any], Any]]:
+def interpreted() -> Iterator[tuple[Callable[[Any], Any], set[int]]]:
     """Inside, ``interpret(kernel)[grid](...)`` runs a kernel in Python.
 
-    Triton's own switch must be set before its import and spoils every later
-    compile. Here its patches last only as long as the ``with``: kernels,
-    their helpers and triton.language work compiled before and after.
+    Gives that and a set, which gets the lowest and highest address of each
+    store. Triton's own switch must be set before its import and spoils every
+    later compile; here its patches last only as long as the ``with``. Raises
+    what the kernel raises, and ValueError for a type that would come out
+    wrong without a word: bf16 and fp8.
     """
     triton = _triton()
     interpreter, jit = triton.interpreter, triton.jit.JITFunction
-    language, call = triton.package.language, jit.__call__
-    known: dict[Any, Any] = {}
+    language, memory = triton.package.language, triton.memory
+    kind_of, written = interpreter._get_np_dtype, set()
 
-    def interpret(kernel: Any) -> Any:
-        if kernel.fn not in known:
-            names = kernel.fn.__globals__
-            before = set(names)
-            run = interpreter.InterpretedFunction(kernel.fn)
-            run.rewritten_fn = {}  # its own: Triton's outlives the with
-            run.rewrite()
-            added = [n for n in names if n not in before]
-            known[kernel.fn] = run, names, added
-        return known[kernel.fn][0]
+    @functools.cache
+    def interpret(fn: Any) -> Any:
+        # In a copy of its globals: the rewriter leaves its imports behind.
+        copy = FunctionType(fn.__code__, dict(fn.__globals__), fn.__name__,
+                            fn.__defaults__, fn.__closure__)
+        run = interpreter.InterpretedFunction(
+            functools.update_wrapper(copy, fn))
+        run.rewritten_fn = {}  # its own: Triton's outlives the with
+        return run
+
+    def checked(kind: Any) -> Any:
+        if re.match("bf16|fp8", str(getattr(kind, "scalar", kind))):
+            raise ValueError(
+                f"The kernel computes in {kind}, in which the interpreter is "
+                "wrong: take the type from a pointer (y_ptr.dtype.element_ty)"
+                ", or launch on a GPU.")
+        return kind_of(kind)
+
+    def noting(call: Callable[..., Any], at: int) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:  # pointers, a value, perhaps a mask
+            mask = args[at + 2]
+            where = args[at][mask] if mask.dtype == bool else args[at]
+            if where.size:
+                written.update((int(where.min()), int(where.max())))
+            return call(*args)
+        return noted
 
     scope = triton.patch(SimpleNamespace(
         __globals__={"tl": language, "core": language.core}))
-    jit.__call__ = lambda self, *args, **kwargs: (
-        interpret(self).rewrite()(*args, **kwargs))
+    scope.set_attr(jit, "__call__", lambda self, *args, **kwargs: (
+        interpret(self.fn).rewrite()(*args, **kwargs)))
+    scope.set_attr(interpreter, "_get_np_dtype", checked)
+    for name, at in (("store", 0), ("atomic_rmw", 1), ("atomic_cas", 0)):
+        scope.set_attr(memory, name, noting(getattr(memory, name), at))
     try:
-        yield interpret
+        yield lambda kernel: interpret(kernel.fn), written
+    except interpreter.InterpreterError as error:
+        raise (error.__cause__ or error) from None
     finally:
-        jit.__call__ = call
         scope.restore()
-        for _, names, added in known.values():
-            for name in added:  # the rewriter leaves its imports behind
-                names.pop(name, None)

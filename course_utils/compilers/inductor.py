@@ -1,0 +1,475 @@
+"""The worker's side of ``torch``: from a function to machine code.
+
+It runs in a process of its own, where torch is made to believe in a chip that
+is not here. With ``torch`` it holds every private name of PyTorch that the
+ladder needs (2.9 to 2.13). Floor 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import itertools
+import linecache
+import logging
+import operator
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import cloudpickle
+
+from course_utils import chips, host
+from course_utils.compilers import triton, worker
+from course_utils.compilers.rung import Kernel, Rung
+
+Rungs = tuple[tuple[Rung, ...], tuple[Kernel, ...]]
+Lines = dict[str, dict[int, str]]  # of source, by file and number
+
+_X86 = platform.machine() in ("x86_64", "AMD64")
+_FILLS = ("copy_", "fill_", "zero_")  # they write without reading
+_CPP = re.compile(r"(\w+) = async_compile\.cpp_pybinding\(\[.*?\], "
+                  r"r'''(.*?)'''\)", re.S)
+_TRITON = re.compile(r"async_compile\.triton\('(\w+)', ('''.*?''')", re.S)
+
+
+def tensor(shape: Any, stride: Any, dtype: Any, parameter: bool) -> Any:
+    """A tensor of this shape; inside ``_arrived`` it has no data."""
+    import torch
+
+    made = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+    return torch.nn.Parameter(made, False) if parameter else made
+
+
+def itself(value: Any) -> Any:
+    return value
+
+
+def climb(packed: bytes, lines: Lines, target: str, machine: bool) -> Rungs:
+    """The rungs from fx down, to machine code if ``machine``; kernels."""
+    import torch
+
+    start = time.perf_counter()
+    with _told():
+        with _arrived(torch, packed, lines) as (fn, args):
+            graph, inputs = _captured(torch, fn, args)
+        fx = _rung("fx", graph, "Dynamo", start)
+        rest, kernels = _lowered(torch, graph, inputs, target, machine)
+    return (fx, *rest), kernels
+
+
+def launches(packed: bytes, lines: Lines, target: str, machine: bool,
+             ) -> tuple[Kernel, ...]:
+    """What eager PyTorch launches; ``target`` and ``machine`` are unused."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: list[Kernel | None] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (),
+                               kwargs: Any = None) -> Any:
+            out = op(*args, **(kwargs or {}))
+            found.append(_launched(op, args, kwargs or {}, out))
+            return out
+
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with (_told(), _arrived(torch, packed, lines) as (fn, args), Recorder(),
+          mock.patch.object(log, "disabled", True)):
+        fn(*args)
+    return tuple(filter(None, found))
+
+
+@contextlib.contextmanager
+def _arrived(torch: Any, packed: bytes, lines: Lines) -> Iterator[Any]:
+    """The function and its arguments, whose tensors have no data."""
+    from torch._subclasses import FakeTensorMode
+
+    for name, known in lines.items():  # where Dynamo and tracebacks look
+        last = max(known, default=0)
+        linecache.cache[name] = (0, None, [
+            known.get(n, "\n") for n in range(1, last + 1)], name)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        yield cloudpickle.loads(packed)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What a tracer or compiler threw, as one line in a reader's words."""
+    try:
+        yield
+    except worker.CompilerError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        patterns = (r"got \w+\(['\"](.*)['\"]\)", r"raised exception (.*)",
+                    r"Explanation: (.*)", r"\w+: (.*)")
+        reason = next(f[1] for p in patterns if (f := re.search(p, told)))
+        if re.search(r"[Dd]ata.?[Dd]ependent|_scalar_dense|nonzero", told):
+            reason = ("its course depends on the values of a tensor, and only "
+                      "shapes are known: use torch.where or torch.cond")
+        raise ValueError(reason.strip(" .") or told) from None
+
+
+class _Done(BaseException):
+    """Leaves a compiler that has given what we came for."""
+
+
+def _rung(name: str, made: Any, tool: str, start: float) -> Rung:
+    """A rung of Python, from text or a graph, begun at ``start``."""
+    import torch
+
+    text = made if isinstance(made, str) else made.print_readable(
+        print_output=False, include_stride=True, include_device=True)
+    release = torch.__version__.partition("+")[0]  # of any build
+    return Rung(name, text, "python", f"{tool}, torch {release}",
+                time.perf_counter() - start)
+
+
+def _captured(torch: Any, fn: Any, args: tuple) -> tuple[Any, list[Any]]:
+    """Dynamo's graph of ``fn``, whole or not at all, and its inputs."""
+    seen: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.extend((graph, inputs))
+        raise _Done
+
+    torch._dynamo.reset()
+    try:
+        torch.compile(fn, backend=backend, fullgraph=True, dynamic=False)(
+            *args)
+    except _Done:
+        return seen[0], seen[1]
+    raise ValueError("it has no operation on a tensor")
+
+
+def _lowered(torch: Any, graph: Any, inputs: list[Any], target: str,
+             machine: bool) -> Rungs:
+    """The rungs below fx, and the kernels."""
+    from torch._functorch import aot_autograd
+    from torch._inductor import config
+    from torch._inductor.utils import fresh_inductor_cache
+
+    # A GPU's constants would be folded by computing them, on the chip.
+    settings = {"cpp.threads": 1, "cpp.simdlen": 256 if _X86 else None,
+                "joint_graph_constant_folding": target == "cpu"}
+    with (tempfile.TemporaryDirectory() as folder,
+          fresh_inductor_cache(dir=folder), torch.no_grad(),
+          config.patch(settings), contextlib.ExitStack() as stack):
+        def patch(*change: Any) -> None:
+            stack.enter_context(mock.patch.object(*change, create=True))
+
+        patch(aot_autograd, "AOT_COUNTER", itertools.count())
+        for change in _pretence(torch, target):
+            patch(*change)
+        if target != "cpu":
+            inputs = _moved(torch, graph, inputs)
+        upper, kernels = _generated(graph, inputs, patch)
+        if not machine:
+            return upper, kernels
+        lower, used = (_assembly if target == "cpu" else _sass)(upper[-1].raw)
+    return (*upper, *lower), tuple(replace(k, **used.get(k.name, {}))
+                                   for k in kernels)
+
+
+def _pretence(torch: Any, target: str) -> list[tuple[Any, str, Any]]:
+    """Changes after which torch and Triton find one ``target`` here."""
+    from torch._inductor import cpu_vec_isa
+
+    if target == "cpu":
+        # Left to itself, Inductor compiles programs for 3 s to find out.
+        only = [cpu_vec_isa.VecAVX2()]
+        return [(cpu_vec_isa, "valid_vec_isa_list", lambda: only)][:_X86]
+    import triton as package
+    from torch._inductor import scheduler
+    from torch._inductor.fx_passes import joint_graph
+    from torch._inductor.runtime import triton_helpers
+    from torch._subclasses import fake_tensor
+    from triton.backends.compiler import GPUTarget
+
+    _allow_cuda_views(torch)
+    chip = chips.get(target)
+    major, minor = map(int, chip.cc.split("."))
+    properties = SimpleNamespace(
+        name=chip.title, gcnArchName="", major=major, minor=minor,
+        warp_size=32, multi_processor_count=chip.sm_count,
+        total_memory=chip.hbm_bytes, L2_cache_size=chip.l2_bytes,
+        regs_per_multiprocessor=chip.registers_per_sm,
+        max_threads_per_multi_processor=chip.max_threads_per_sm,
+        max_threads_per_block=1024, shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=chip.smem_per_block_bytes,
+        shared_memory_per_multiprocessor=chip.smem_per_sm_bytes)
+    driver = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 10 * major + minor, 32),
+        get_current_device=lambda: 0,
+        get_active_torch_device=lambda: torch.device("cuda", 0))
+    cuda, cpu = torch.cuda, torch.device("cpu")
+    patterns = joint_graph.lazy_init
+    return [
+        (fake_tensor, "init_gpu_context", lambda device: None),
+        (fake_tensor.FakeTensorMode, "avoid_device_init", True),
+        (cuda, "is_available", lambda: True),
+        (cuda, "device_count", lambda: 1),
+        (cuda, "current_device", lambda: 0),
+        (cuda, "_lazy_init", lambda: None),
+        (cuda, "_get_device_properties", lambda index: properties),
+        (cuda, "_exchange_device", lambda index: 0),
+        (cuda, "_maybe_exchange_device", lambda index: 0),
+        (cuda, "get_rng_state", lambda *_: torch.get_rng_state()),
+        (cuda, "set_rng_state", lambda *_: None),
+        (scheduler, "has_triton", lambda *_: True),
+        (triton_helpers, "set_driver_to_gpu", lambda: None),
+        (package.runtime.driver, "_active", driver),
+        # Patterns are the same on any device, and traced with gradients,
+        # which with shapes-only CUDA tensors would end the process.
+        (joint_graph, "lazy_init", lambda *_: patterns(cpu))]
+
+
+def _allow_cuda_views(torch: Any) -> None:
+    """Let a torch built without CUDA slice shapes-only CUDA tensors.
+
+    Slicing first makes the tensor's device current. A CUDA build without a
+    driver has a guard for this that does nothing; lend a CPU build its own.
+    """
+    import ctypes
+
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    with contextlib.suppress(OSError, ValueError):
+        guards = (ctypes.c_void_p * 2).in_dll(
+            ctypes.CDLL(str(library)),
+            "_ZN3c104impl26device_guard_impl_registryE")
+        guards[1] = guards[1] or guards[0]  # 1 is CUDA, 0 the CPU
+
+
+def _moved(torch: Any, graph: Any, inputs: list[Any]) -> list[Any]:
+    """Move ``graph`` from CPU to GPU; its inputs there, without gradients."""
+    from torch._subclasses import FakeTensorMode
+    from torch.utils._device import _device_constructors
+    from torch.utils._pytree import tree_map
+
+    gpu = torch.device("cuda", 0)
+
+    def there(value: Any) -> Any:
+        return gpu if value in ("cpu", torch.device("cpu")) else value
+
+    for node in graph.graph.nodes:
+        node.args, node.kwargs = tree_map(there, (node.args, node.kwargs))
+        if node.target in _device_constructors():
+            node.kwargs = {**node.kwargs, "device": gpu}
+    graph.recompile()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype,
+                                    device=gpu)
+                if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+def _generated(graph: Any, inputs: list[Any], patch: Any) -> Rungs:
+    """The aten and inductor rungs, and the kernels."""
+    import torch._inductor.codegen.triton as gpu
+    from torch._inductor import compile_fx, scheduler
+    from torch._inductor import graph as lowering
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    made: list[Any] = []
+    seen: list[tuple[str, list[Any]]] = []  # kernel's name, what is in it
+    start = time.perf_counter()
+
+    def inner(module: Any, inputs: Any, **options: Any) -> Any:
+        made.append(_rung("aten", module, "AOTAutograd", start))
+        return compile_fx.compile_fx_inner(module, inputs, **options)
+
+    def stop(self: Any) -> Any:
+        made.append(_rung("inductor", self.codegen()[0].value, "Inductor",
+                          start + made[0].seconds))
+        made.extend(filter(None, (_kernel(self, *each) for each in seen)))
+        raise _Done
+
+    def watched(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(self: Any, *given: Any) -> Any:  # source, nodes ... or node
+            result = original(self, *given)
+            seen.append((result or "", list(given[1]) if result
+                         else [given[0]]))
+            return result
+        patch(owner, name, call)
+
+    patch(lowering.GraphLowering, "compile_to_module", stop)
+    watched(scheduler.Scheduler, "codegen_extern_call")
+    watched(CppScheduling, "define_kernel")
+    watched(gpu.TritonScheduling, "define_kernel")
+    with contextlib.suppress(_Done):
+        compile_fx.compile_fx(graph, inputs, inner_compile=inner)
+    return tuple(made[:2]), tuple(made[2:])
+
+
+# Kernels: what each is made of, and what it moves.
+
+def _kernel(graph: Any, name: str, nodes: list[Any]) -> Kernel | None:
+    """What one scheduled piece of Inductor's ``graph`` does and moves."""
+    nodes = [n for n in nodes if hasattr(n, "read_writes")]
+    order = {node: at for at, node in enumerate(graph.module.graph.nodes)}
+    origins = sorted({o for n in nodes for o in n.node.get_origins()
+                      if o.op == "call_function"},
+                     key=lambda o: order.get(o, 0))
+    if not name:
+        return _library(nodes[0].node, origins)
+    writes = {dep for n in nodes for dep in n.read_writes.writes}
+    changed = {name for n in nodes for out in n.get_outputs()
+               for name in out.get_mutations()}
+    within = {dep.name for dep in writes}
+    # Besides what is loaded (MemoryDep) and searched (StarDep), reads holds
+    # edges that only order: weak ones, and one on a buffer that is changed.
+    reads = {dep for n in nodes for dep in n.read_writes.reads
+             if dep.name not in within and (
+                 kind := type(dep).__name__) in ("MemoryDep", "StarDep")
+             and not (kind == "StarDep" and dep.name in changed)}
+    gone = graph.removed_buffers | graph.inplaced_to_remove
+
+    def moved(deps: set[Any]) -> int:
+        sizes: dict[str, int] = {}
+        for dep in deps:
+            sizes[dep.name] = sizes.get(dep.name, 0) + dep.numbytes_hint()
+        # A buffer read in two ways is still read once.
+        return sum(min(size, int(graph.get_numel(name))
+                       * graph.get_dtype(name).itemsize)
+                   for name, size in sizes.items())
+
+    return Kernel(name, "compiler", "Inductor", tuple(
+        _op(o) for o in origins if o.target is not operator.getitem
+        and not getattr(o.target, "is_view", False)),
+        moved(reads), moved({dep for dep in writes if dep.name not in gone}))
+
+
+def _op(node: Any) -> str:
+    """"add" of a node that calls aten.add.Tensor."""
+    name = getattr(node.target, "__name__", str(node.target))
+    return name.partition(".")[0]
+
+
+def _library(node: Any, origins: list[Any]) -> Kernel | None:
+    """A routine Inductor calls; None where it only picks a result of one."""
+    from torch.fx import Node
+    from torch.utils._pytree import tree_map_only
+
+    origin = node.get_origin_node() or next(reversed(origins), None)
+    routine = str(getattr(node, "python_kernel_name", ""))
+    if type(node).__name__ == "MultiOutput" or origin is None:
+        return None
+    args, kwargs, out = tree_map_only(
+        Node, lambda n: n.meta.get("val"),
+        (origin.args, origin.kwargs, origin))
+    op = origin.target
+    if _op(origin) == "with_effects":  # (token, op, its arguments ...)
+        op, args, out = args[1], args[2:], out[1:]
+    kernel = _launched(op, args, kwargs, out)
+    if kernel is None or "mkldnn" in routine or "onednn" in routine:
+        return kernel and replace(kernel, who="oneDNN")
+    blas = kernel.name in ("mm", "addmm", "bmm", "baddbmm")
+    on_cpu = node.get_device().type == "cpu"
+    return replace(kernel, who="cuBLAS") if blas and not on_cpu else kernel
+
+
+def _launched(op: Any, args: tuple, kwargs: dict[str, Any], out: Any,
+              ) -> Kernel | None:
+    """The kernel an op launches; None for views, checks, empty tensors."""
+    from torch import Tag
+
+    name = getattr(op, "__name__", str(op)).partition(".")[0]
+    given, schema = _tensors((args, kwargs)), getattr(op, "_schema", None)
+    places = {t.untyped_storage()._cdata for t in given}
+    made = [t for t in _tensors(out)
+            if t.untyped_storage()._cdata not in places]
+    known = schema.arguments if schema else ()  # a higher-order op has none
+    named = dict(zip((a.name for a in known), args, strict=False)) | kwargs
+    changed = {a.name: named.get(a.name) for a in known if a.is_write}
+    unread = _tensors([changed[a.name] for a in known if a.name in changed
+                       and (a.is_out or name in _FILLS)])
+    written = _tensors(changed) + made
+    if (not written or "empty" in name or name == "lift_fresh"
+            or Tag.inplace_view in getattr(op, "tags", ())):
+        return None
+    read = [t for t in given if not any(t is u for u in unread)]
+    return Kernel(name, "library", "ATen", (name,), _bytes(read),
+                  _bytes(written))
+
+
+def _tensors(tree: Any) -> list[Any]:
+    """The different tensors in nested arguments."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    return list({id(x): x for x in tree_leaves(tree)
+                 if isinstance(x, Tensor)}.values())
+
+
+def _bytes(tensors: list[Any]) -> int:
+    """Bytes behind ``tensors``; a broadcast dimension is there once."""
+    return sum(functools.reduce(
+        lambda count, axis: count * (axis[0] if axis[1] else 1),
+        zip(t.shape, t.stride(), strict=True), t.dtype.itemsize)
+        for t in tensors)
+
+
+# Machine code: rungs, and what each kernel uses, by its name.
+
+def _assembly(code: str) -> tuple[tuple[Rung, ...], dict[str, Any]]:
+    """Machine code of each generated C++ kernel, from the built library."""
+    from torch._inductor import cpp_builder, cpu_vec_isa
+
+    start, parts = time.perf_counter(), []
+    options = cpp_builder.CppTorchOptions(cpu_vec_isa.pick_vec_isa())
+    with tempfile.TemporaryDirectory() as folder:
+        for name, source in _CPP.findall(code):  # without Python's bindings
+            file = Path(folder, f"{name}.cpp")
+            file.write_text(source, encoding="utf-8")
+            try:
+                cpp_builder.CppBuilder(name, str(file), options,
+                                       folder).build()
+            except Exception as error:
+                raise worker.CompilerError(
+                    f"{host.compiler()} refuses Inductor's C++: "
+                    f"{str(error)[-500:]}") from None
+            parts.append(subprocess.run(
+                ["objdump", "-d", "-j.text", "--no-show-raw-insn",
+                 "--disassemble=kernel", f"{name}.so"], cwd=folder,
+                capture_output=True, text=True, check=True).stdout)
+    tool = subprocess.run([host.compiler(), "--version"], text=True,
+                          capture_output=True).stdout.partition("\n")[0]
+    return (Rung("assembly", "\n".join(parts), "asm", f"{tool}; objdump",
+                 time.perf_counter() - start),)[:len(parts)], {}
+
+
+def _sass(code: str) -> tuple[tuple[Rung, ...], dict[str, Any]]:
+    """PTX and SASS of each generated Triton kernel, and what they use."""
+    import triton as package
+    from torch._inductor.codecache import PyCodeCache
+
+    start, ptx, made, used = time.perf_counter(), [], [], {}
+    for name, source in _TRITON.findall(code):
+        tuner = getattr(PyCodeCache.load(ast.literal_eval(source)), name)
+        tuner.configs = tuner.configs[:1]
+        tuner.precompile(warm_cache_only=True)
+        kernel = tuner.compile_results[0].kernel
+        ptx.append(kernel.asm["ptx"])
+        arch = re.search(r"\.target (sm_\w+)", ptx[-1])[1]
+        made.append(triton.assemble(ptx[-1], arch))
+        used[name] = {"registers": made[-1].registers,
+                      "spills": made[-1].spills,
+                      "shared_bytes": kernel.metadata.shared}
+    if not made:
+        return (), used
+    spent = time.perf_counter() - start
+    return (Rung("ptx", "\n".join(ptx), "ptx",
+                 f"Triton {package.__version__}", spent),
+            Rung("sass", "\n".join(m.sass for m in made), "sass",
+                 made[0].tool, 0.0)), used
