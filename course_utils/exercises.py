@@ -7,13 +7,11 @@ COURSE_PROGRESS or the user's data folder, or memory if that is read-only.
 
 from __future__ import annotations
 
-import difflib
 import html
 import inspect
 import json
 import numbers
 import os
-import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,6 @@ from course_utils.host import Missing
 _COLORS = {"Correct": "#009E73", "Not yet": "#D55E00"}
 _memory: dict[str, list[str]] = {}  # exercise: events in their order
 _shown: dict[str, int] = {}  # hints shown in this kernel
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
 
 
 @dataclass(frozen=True)
@@ -101,9 +97,8 @@ def solution(number: str) -> Verdict:
 def _find(number: str) -> Exercise:
     if isinstance(number, str) and number in EXERCISES:
         return EXERCISES[number]
-    near = difflib.get_close_matches(str(number), EXERCISES, 3, 0)
-    raise KeyError(f"there is no exercise {number!r}; the nearest are "
-                   f"{', '.join(near)}.")
+    raise KeyError(f"there is no exercise {number!r}; there are "
+                   f"{', '.join(EXERCISES)}.")
 
 
 def _blank(answer: Any) -> bool:
@@ -135,20 +130,18 @@ def _differ(answer: Any, right: Any, rel_tol: float = 1e-9) -> str:
     """How a text, a number or a tuple of them differs from the right one."""
     if hasattr(answer, "tolist"):  # an array's or a tensor's numbers
         answer = answer.tolist()
-    shown = _SHORT.repr(answer)
+    shown = repr(answer)[:60]
     if isinstance(right, tuple):
         if not isinstance(answer, tuple | list) or len(answer) != len(right):
             return f"this asks for {len(right)} values; {shown} is not that."
-        faults = [_differ(*pair, rel_tol)
-                  for pair in zip(answer, right, strict=True)]
-        return next((f"value {faults.index(fault) + 1}: {fault}"
-                     for fault in faults if fault), "")
+        for at, pair in enumerate(zip(answer, right, strict=True), start=1):
+            if fault := _differ(*pair, rel_tol):
+                return f"value {at}: {fault}"
+        return ""
     if isinstance(right, str):
-        if not isinstance(answer, str):
-            return f"this asks for a text; {shown} is none."
-        return "" if _fold(answer) == _fold(right) else f"{shown} is not it."
-    if isinstance(answer, bool) or not isinstance(answer, numbers.Real) or (
-            answer != answer):
+        same = isinstance(answer, str) and _fold(answer) == _fold(right)
+        return "" if same else f"{shown} is not it."
+    if isinstance(answer, bool) or not isinstance(answer, numbers.Real):
         return f"this asks for a number; {shown} is none."
     if abs(answer - right) <= rel_tol * abs(right):
         return ""
@@ -160,21 +153,18 @@ def _fold(text: str) -> str:
 
 
 def _file() -> Path:
-    if folder := os.environ.get("COURSE_PROGRESS"):
-        return Path(folder) / "progress.json"
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
-    return Path(data) / "model-to-silicon" / "progress.json"
+    folder = os.environ.get("COURSE_PROGRESS")
+    return Path(folder or Path.home() / ".local/share/model-to-silicon",
+                "progress.json")
 
 
 def _book() -> dict[str, list[str]]:
-    """What is known; what a file holds that is not ours does not count."""
+    """What is known; a file that cannot be read is begun anew."""
     try:
-        stored = json.loads(_file().read_text(encoding="utf-8")).items()
-    except (OSError, ValueError, RuntimeError, AttributeError):
-        stored = ()  # unreadable, no dict, or no home
-    return _memory | {number: events for number, events in stored if (
-        isinstance(events, list) and events
-        and all(isinstance(event, str) for event in events))}
+        stored = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        stored = {}
+    return _memory | stored
 
 
 def _record(number: str, event: str) -> None:
@@ -186,12 +176,9 @@ def _record(number: str, event: str) -> None:
     events.append(event)
     _memory.update(book)
     try:
-        path = _file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        part.write_text(json.dumps(book, indent=1), encoding="utf-8")
-        part.replace(path)  # whole or not at all
-    except (OSError, RuntimeError):
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        _file().write_text(json.dumps(book, indent=1), encoding="utf-8")
+    except OSError:
         pass  # memory has it
 
 

@@ -9,25 +9,23 @@ multiply-add (8 if complex), padded taps and dense attention included.
 ``integer``: integer arithmetic, comparisons, selects; a sort is n log2 n.
 A complex number counts as its two parts outside products. Moving data and
 drawing random bits are no FLOPs. Each op reads its inputs and writes its
-outputs once; views move nothing, a gather or a write into part of an array
-only that part.
+outputs once; views move nothing, a gather only what it takes, a write into
+part of an array the size of its update (a torch value as it is given).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import html
 import inspect
 import math
 import re
 import sys
-import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from course_utils.host import Missing, need
@@ -97,13 +95,11 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
 
     ``fn`` is a JAX function (arrays or jax.ShapeDtypeStruct) or a torch
     function or nn.Module (real or meta tensors). ``wrt`` None: forward only.
-    "params" (trainable parameters, also of modules that fn closes over or
-    names; argument 0 of a function without any), "all" (those and the float
-    arguments) or argument numbers: forward and backward with a cotangent of
-    ones. Raises ValueError or TypeError naming the argument. What a torch
-    function reaches through arguments, closure, globals or ``self`` is
-    replaced by fake copies; what it takes from a class or a Python module is
-    the real one.
+    "params" (trainable parameters; argument 0 of a function without any),
+    "all" (those and the float arguments) or argument numbers: forward and
+    backward with a cotangent of ones. Raises ValueError or TypeError naming
+    the argument. A torch fn, its ``self`` and its arguments are copied, with
+    fake tensors; what it closes over is not: a module must be an argument.
     """
     run = _torch if _front_end(fn, args, kwargs) == "torch" else _jax
     wrt = _check_wrt(wrt, len(args))
@@ -133,31 +129,28 @@ def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:
         fn, args, {}, _check_wrt(wrt, len(args)))
     ours = cost.matmul + cost.elementwise
     rows = [("course_utils", cost.matmul, ours, cost.transcendental,
-             cost.bytes, "the program as written")]
-    why = [f"we left out {what}" for what in cost.unknown]
-    why += ["complex counts as real"] * bool(re.search(r"\bc\d", str(
-        [op.shapes for op in cost.ops])))
+             cost.bytes, "; without ".join(
+                 ["the program as written", *cost.unknown]))]
     if _front_end(fn, args, {}) == "torch":
         from torch.utils.flop_counter import FlopCounterMode
 
         _torch_run(*call, counter := FlopCounterMode(display=False))
         n = counter.get_total_flops()
-        why += ["no formula, no FLOPs (attention on CPU, mv, dot)"]
-        rows.append(("FlopCounterMode", n, n, None, None, "; ".join(
-            ["elementwise is 0", *why * (n != cost.matmul)])))
+        why = "elementwise is 0" if n == cost.matmul else (
+            "elementwise is 0; so is what has no formula (attention on CPU, "
+            "mv, dot); complex counts as real")
+        rows.append(("FlopCounterMode", n, n, None, None, why))
     else:
-        why += ["a loop's body counts once"] * any(
-            op.repeats != 1 for op in cost.ops)
         program, arrays, _ = _jax_program(*call)
         low = need("jax", _WHY).jit(program).lower(*arrays)
-        for stage, name, also in (
-                (low, "lowered", "its rules for single ops"),
-                (low.compile(), "compiled", "after fusing, merging")):
+        why = "a loop's body counts once, complex as real; other rules"
+        for name, stage in ("lowered", low), ("compiled", low.compile()):
             found = stage.cost_analysis() or {}
             n = found.get("flops")
             rows.append((f"XLA {name}", None, n, found.get(
                 "transcendentals", 0), found.get("bytes accessed"),
-                "agrees" if n == ours else "; ".join(why or [also])))
+                "agrees" if n == ours else why))
+            why += ", fused and merged"
     return need("pandas", _WHY).DataFrame(rows, columns=[
         "counter", "matmul", "flops", "transcendental", "bytes", "why"],
     ).convert_dtypes()
@@ -165,8 +158,6 @@ def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:
 
 # --- arguments -------------------------------------------------------------
 def _leaves(tree: Any) -> Iterator[Any]:
-    if is_dataclass(tree) and not isinstance(tree, type):
-        tree = [getattr(tree, field.name) for field in fields(tree)]
     if isinstance(tree, dict | list | tuple):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from _leaves(item)
@@ -181,21 +172,12 @@ def _front_end(fn: Any, args: tuple, kwargs: Any) -> str:
                         "function or module, its arguments, kwargs as a dict")
     torch = sys.modules.get("torch")
     ours = (torch.Tensor, torch.nn.Module) if torch else ()
-    given = [fn, getattr(fn, "__self__", fn), args, kwargs]
-    while isinstance(fn, functools.partial):
-        given, fn = [*given, fn.func, fn.args, fn.keywords], fn.func
-    kinds = {"torch" if isinstance(x, ours) else "jax" for x in _leaves(given)
+    kinds = {"torch" if isinstance(x, ours) else "jax"
+             for x in _leaves([fn, args, kwargs])
              if isinstance(x, ours) or (hasattr(x, "dtype") and x is not fn)}
     if len(kinds) == 2:
         raise TypeError("args mix torch with JAX or NumPy arrays: pass one "
                         f"kind (here {_described(fn, args)})")
-    if not kinds and torch:  # no array given: does fn name anything of torch?
-        with contextlib.suppress(TypeError):  # not a Python function
-            names = inspect.getclosurevars(fn)
-            given += [names.nonlocals, names.globals]
-        kinds = {"torch" for x in _leaves(given) if isinstance(x, ours)
-                 or x is torch or "torch" == str(
-                     getattr(x, "__module__", "")).partition(".")[0]}
     return "torch" if "torch" in kinds else "jax"
 
 
@@ -287,33 +269,13 @@ _take = _moves(lambda ins, outs: _held(ins[1:]) + 2 * _held(outs))
 _fill = _moves(lambda ins, outs: _held(ins[1:]) + _held(outs))
 
 
-def _put(size: int | Callable, adds: bool = False) -> Callable:
-    """Writes, or adds to, as much of ins[0] as ins[size] has."""
+def _put(update: int, adds: bool = False) -> Callable:
+    """Reads its other inputs; writes as much of ins[0] as the update has."""
     def rule(ins: list, outs: list, p: dict) -> Counter:
-        n = size(ins, p) if callable(size) else ins[size].size
-        add = bool(p.get("accumulate", adds))
-        work = _tally("elementwise", n * add, ins[0])
-        work["bytes"] = _held(ins[1:]) + n * ins[0].itemsize * (1 + add)
-        return work
+        n, add = ins[update].size, p.get("accumulate", adds)
+        return _tally("elementwise", n * add, ins[0]) + Counter(
+            bytes=_held(ins[1:]) + n * ins[0].itemsize)
     return rule
-
-
-def _rows(ins: list, p: dict) -> int:
-    """Elements in the rows of ins[0] that an index of one axis names."""
-    return ins[0].size // _line(ins, p) * ins[1].size
-
-
-def _indexed(ins: list, p: dict) -> int:
-    """Elements of ins[0] at p["indices"]; at a mask, it could be all."""
-    from torch import bool as mask
-    from torch import broadcast_shapes
-    index = [i for i in p["indices"] if i is not None]
-    if any(i.dtype == mask for i in index):
-        return ins[0].size
-    axes = zip(ins[0].shape, p["indices"], strict=False)
-    over = math.prod(n for n, i in axes if i is not None)
-    shape = broadcast_shapes(*(i.shape for i in index))
-    return ins[0].size // max(over, 1) * math.prod(shape)
 
 
 def _line(ins: list, p: dict) -> int:
@@ -340,28 +302,25 @@ def _jax_dot(ins: list, outs: list, p: dict) -> Counter:
 
 
 def _jax_conv(ins: list, outs: list, p: dict) -> Counter:
-    """A gradient pairs the same elements as its forward, padding included."""
-    lhs, rhs, out = p["dimension_numbers"]
-    macs = math.prod(outs[0].shape[d] for d in out[:2]) * ins[1].shape[rhs[1]]
-    # JAX makes the weights' gradient by swapping batch and features in both
-    # operands, which makes their layouts the same.
-    of_weights = p["backward"] and lhs == rhs
-    of_input = p["backward"] and lhs != rhs
-    for a, b, c, stride, hole in zip(lhs[2:], rhs[2:], out[2:], p[
-            "window_strides"], p["lhs_dilation"], strict=True):
-        x, w, y = ins[0].shape[a], ins[1].shape[b], outs[0].shape[c]
-        if hole > 1:  # spread out with holes, which are no operands
-            macs *= x * (y if of_weights else w)
-        else:
-            macs *= w * (x if of_input and stride == 1 else y)
+    """Along an axis, each output meets the whole kernel.
+
+    Not so where the input has holes or in a gradient, which pairs the same
+    elements as its forward: there the longest array is the padded one.
+    """
+    layouts = p["dimension_numbers"]
+    macs = ins[1].shape[layouts[1][1]]
+    macs *= math.prod(outs[0].shape[axis] for axis in layouts[2][:2])
+    for *axes, hole in zip(*(layout[2:] for layout in layouts),
+                           p["lhs_dilation"], strict=True):
+        x, w, y = (a.shape[axis] for a, axis in zip(
+            (*ins, *outs), axes, strict=True))
+        shared = p["backward"] or hole > 1
+        macs *= math.prod(sorted((x, w, y))[:2]) if shared else w * y
     return _tally("matmul", 2 * macs, ins[0])
 
 
 def _product(ins: list, outs: list, p: dict) -> Counter:
-    over = ins[0].shape[-1:]
-    if (len(ins[0].shape), len(outs[0].shape)) == (3, 2):  # addbmm
-        over = ins[0].shape[::2]  # sums its batch too
-    return _tally("matmul", 2 * outs[0].size * math.prod(over), ins[0])
+    return _tally("matmul", 2 * outs[0].size * ins[0].shape[-1], ins[0])
 
 
 def _add_product(ins: list, outs: list, p: dict) -> Counter:
@@ -423,26 +382,23 @@ _JAX = _COMMON | _table({
     "random_seed random_fold_in threefry2x32 rng_bit_generator": _move})
 _TORCH = _COMMON | _table({
     "clamp_min clamp_max fmax fmin": _each("elementwise"),
-    "hardtanh": _each("elementwise", 2), "lerp": _each("elementwise", 3),
+    "lerp": _each("elementwise", 3), "addcmul addcdiv": _each(
+        "elementwise", 2, lambda p: p.get("value", 1) != 1),
     "clamp": _each("elementwise", 0, lambda p: sum(
         p.get(bound) is not None for bound in ("min", "max"))),
-    "rsub": _COMMON["sub"], "addcmul addcdiv": _each(
-        "elementwise", 2, lambda p: p.get("value", 1) != 1),
     "where isnan isinf isfinite signbit logical_and logical_or logical_not "
     "logical_xor bitwise_and bitwise_or bitwise_xor bitwise_not shift_left "
     "shift_right_arithmetic": _each("integer"),
     "sum amax amin max min prod any all": _reduce("elementwise"),
     "mean": _reduce("elementwise", 1, 0),
     "var var_mean": _reduce("elementwise", 4, 0),
-    "mm bmm mv dot vdot _scaled_mm _int_mm _grouped_mm": _product,
-    "addmm baddbmm addmv addbmm": _add_product,
+    "mm bmm mv dot vdot _scaled_mm _int_mm": _product,
+    "addmm baddbmm addmv": _add_product,
     "convolution convolution_backward": _conv,
     "_unsafe_view empty empty_like empty_strided new_empty resize "
     "_efficientzerotensor": _view,
     "index gather index_select embedding": _take,
-    "index_put": _put(_indexed), "index_fill index_copy": _put(_rows),
-    "index_add": _put(_rows, True), "scatter": _put(1),
-    "scatter_add": _put(1, True),
+    "index_put": _put(-1), "scatter": _put(1), "scatter_add": _put(1, True),
     "copy zero fill zeros ones full arange zeros_like ones_like full_like "
     "new_zeros new_ones new_full": _fill,
     "clone _to_copy cat stack constant_pad_nd flip roll repeat tril triu "
@@ -485,21 +441,20 @@ def _jax_program(fn: Callable, args: tuple, kwargs: dict,
     wanted = [i for i in live if owner[i] in chosen and is_float(flat[i])]
     _selected(wrt, wanted, True)
 
-    def call(values: dict) -> Any:
-        args, kwargs = jax.tree.unflatten(tree, [
-            values.get(i, x) for i, x in enumerate(flat)])
-        return fn(*args, **kwargs)
-
     def program(*arrays: Any) -> Any:
-        held = dict(zip(live, arrays, strict=True))
-        if wrt is None:
-            return call(held)
+        held = dict(enumerate(flat)) | dict(zip(live, arrays, strict=True))
+
+        def call(of: dict) -> Any:
+            args, kwargs = tree.unflatten((held | of).values())
+            return fn(*args, **kwargs)
 
         def split(of: dict) -> tuple[list, list]:
-            out = jax.tree.leaves(call(held | of))
+            out = jax.tree.leaves(call(of))
             return [y for y in out if is_float(y)], [
                 y for y in out if not is_float(y)]
 
+        if wrt is None:
+            return call({})
         floats, pull, others = jax.vjp(
             split, {i: held[i] for i in wanted}, has_aux=True)
         ones = [jax.numpy.ones_like(y) for y in floats]
@@ -549,13 +504,12 @@ def _walk(jaxpr: Any, path: str, repeats: int, unknown: list) -> Iterator[Op]:
             yield from _op(
                 name, at, ins, [_array(v.aval) for v in eqn.outvars],
                 [id(v) for v in eqn.invars], _JAX[name],
-                p | {"backward": "transpose(" in at.rpartition(
-                    "rematted_computation")[2]}, repeats)
+                p | {"backward": "transpose(" in at}, repeats)
 
 
 def _inside(eqn: Any, name: str, at: str, repeats: int,
             unknown: list) -> Iterator[Op]:
-    """A call, a loop times its trips, the dearest branch of a cond."""
+    """A call, a scan times its length, the dearest branch of a cond."""
     p = eqn.params
     if name == "cond":
         every = [list(_walk(branch.jaxpr, f"{at}[{i}, the dearest branch]",
@@ -563,94 +517,58 @@ def _inside(eqn: Any, name: str, at: str, repeats: int,
                  for i, branch in enumerate(p["branches"])]
         yield from max(every, key=lambda ops: sum(op.flops for op in ops))
     elif name == "while":
-        trips = _trips(eqn)
-        body, test = p["body_jaxpr"].jaxpr, p["cond_jaxpr"].jaxpr
-        if trips is None:
-            flops = sum(op.flops for op in _walk(body, at, 1, unknown))
-            unknown.append(f"{at} (trips not known; one is {flops:,} FLOPs)")
-        else:
-            yield from _walk(test, at, repeats * (trips + 1), unknown)
-            yield from _walk(body, at, repeats * trips, unknown)
+        body = _walk(p["body_jaxpr"].jaxpr, at, 1, unknown)
+        flops = sum(op.flops for op in body)
+        unknown.append(f"{at} (trips not known; one is {flops:,} FLOPs)")
     else:
         inner = p.get("jaxpr") or p.get("call_jaxpr") or p.get("fun_jaxpr")
         yield from _walk(getattr(inner, "jaxpr", inner), at,
                          repeats * p.get("length", 1), unknown)
 
 
-def _trips(eqn: Any) -> int | None:
-    """Trips of ``while i < n: i += step``, all signed integer literals."""
-    p = eqn.params
-    test, body = p["cond_jaxpr"].jaxpr, p["body_jaxpr"].jaxpr
-    if [e.primitive.name for e in test.eqns] != ["lt"] or p["cond_nconsts"]:
-        return None
-    i, n = test.eqns[0].invars
-    at = test.invars.index(i) if i in test.invars else -1
-    made = [e for e in body.eqns if body.outvars[at] in e.outvars]
-    if at < 0 or not made or made[0].primitive.name != "add":
-        return None
-    start = eqn.invars[p["body_nconsts"] + at]
-    old, step = made[0].invars
-    if (old is not body.invars[p["body_nconsts"] + at]
-            or i.aval.dtype.kind != "i"
-            or not all(hasattr(v, "val") for v in (start, n, step))):
-        return None
-    first, last, by = (int(v.val) for v in (start, n, step))
-    trips = len(range(first, last, by)) if by > 0 else 0
-    beyond = 2 ** (8 * i.aval.dtype.itemsize - 1)  # there i wraps around
-    return trips if by > 0 and first + trips * by < beyond else None
-
-
 # --- torch: run on fake tensors ---------------------------------------------
 def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.backends import mkldnn
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.modules import module as hooks
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
+    from torch.utils.module_tracker import ModuleTracker
 
     decompositions = need("torch._decomp", _WHY).decomposition_table
-    ops, unknown, entered, names = [], [], [], {}
+    ops, unknown, tracker = [], [], ModuleTracker()
 
     def tensors(tree):
-        return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
-
-    def enter(module, _):
-        if id(module) not in names:
-            kind = type(module).__name__
-            names.update((id(m), f"{kind}.{name}".rstrip("."))
-                         for name, m in module.named_modules())
-        entered.append(names[id(module)])
-
-    def leave(*_):
-        entered.pop()
-
-    def inside(call, args, kwargs):
-        """The sum over what a composite op is made of, as its rule."""
-        start = len(ops)
-        with counter:
-            call(*args, **kwargs)
-        work = Counter({kind: sum(getattr(op, kind) for op in ops[start:])
-                        for kind in KINDS})
-        del ops[start:]
-        return lambda ins, outs, p: work
+        return [x for x in _leaves(tree) if isinstance(x, torch.Tensor)]
 
     def rule_of(func, space, name, args, kwargs):
         if func.is_view or torch.Tag.inplace_view in func.tags:
             return _view
         if space in ("aten", "prims") and name in _TORCH:
             return _TORCH[name]
-        if func in decompositions:
-            return inside(decompositions[func], args, kwargs)
-        if func._can_decompose():
-            return inside(func.decompose, args, kwargs)
-        drawn = torch.Tag.nondeterministic_seeded in func.tags
-        return _move if drawn else None
+        parts = decompositions.get(func) or (
+            func._can_decompose() and func.decompose)
+        if not parts:
+            drawn = torch.Tag.nondeterministic_seeded in func.tags
+            return _move if drawn else None
+        start = len(ops)  # its work is the sum over what it is made of
+        with counter:
+            parts(*args, **kwargs)
+        work = Counter({kind: sum(getattr(op, kind) for op in ops[start:])
+                        for kind in KINDS})
+        del ops[start:]
+        return lambda ins, outs, p: work
 
     class Count(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs := kwargs or {}))
-            outs, ins = tensors(out), tensors((args, kwargs))
+            ins = tensors((args, kwargs := kwargs or {}))
+            real = [x for x in ins if not isinstance(x, FakeTensor)]
+            if any(isinstance(x, torch.nn.Parameter) for x in real) or (
+                    real and real[0] is ins[0] and func._schema.is_mutable):
+                raise ValueError("fn closes over a module, or writes to a "
+                                 "tensor it closes over: pass it to fn as an "
+                                 "argument")
+            outs = tensors(out := func(*args, **kwargs))
             space, name = func._schema.name.split("::")
             name = name.rstrip("_")  # add_ is add in place
             rule = rule_of(func, space, name, args, kwargs) if outs else _view
@@ -658,24 +576,19 @@ def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
                 unknown.append(f"{space}.{name}")
                 return out
             named = (a.name for a in func._schema.arguments)
-            at = "backward" if torch._C._current_autograd_node() else (
-                entered or [""])[-1]
+            at = "backward" if torch._C._current_autograd_node() else max(
+                tracker.parents - {"Global"}, key=len, default="")
             ops.extend(_op(
                 name, at, [*map(_array, ins)], [*map(_array, outs)],
                 [*map(id, ins)], rule,
                 dict(zip(named, args, strict=False)) | kwargs))
             return out
 
-    counter = Count()
-    with contextlib.ExitStack() as stack:
-        for handle in (hooks.register_module_forward_pre_hook(enter),
-                       hooks.register_module_forward_hook(
-                           leave, always_call=True)):
-            stack.callback(handle.remove)
-        # LSTM and attention as the products they are made of, everywhere.
+    # LSTM and attention as the products they are made of, everywhere.
+    with contextlib.ExitStack() as stack, sdpa_kernel(SDPBackend.MATH):
         stack.callback(mkldnn.set_flags, mkldnn.set_flags(_enabled=False)[0])
-        params = _torch_run(fn, args, kwargs, wrt, counter,
-                            sdpa_kernel(SDPBackend.MATH))
+        params = _torch_run(
+            fn, args, kwargs, wrt, counter := Count(), tracker)
     return Cost(tuple(ops), params, tuple(dict.fromkeys(unknown)))
 
 
@@ -684,21 +597,39 @@ def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
     """Run fn on fake copies under modes; its number of parameters."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn import Module, Parameter
+    from torch.overrides import TorchFunctionMode
 
-    fake, Parameter = FakeTensorMode(allow_non_fake_inputs=True), (
-        torch.nn.Parameter)
+    fake, memo = FakeTensorMode(allow_non_fake_inputs=True), {}
+
+    class Copy(TorchFunctionMode):
+        """Fake tensors where deepcopy copies a tensor or Parameter."""
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func not in (torch.Tensor.__deepcopy__,
+                            torch._C.TensorBase.clone):
+                return func(*args, **(kwargs or {}))
+            x = args[0]
+            at = "cpu" if x.is_meta else x.device  # as constants in fn are
+            with fake:
+                y = torch.empty_strided(
+                    x.shape, x.stride(), dtype=x.dtype, device=at)
+            return y.requires_grad_(x.requires_grad)
 
     def inner(tree):
         """Tensors and module parameters in it, each once."""
         return list({id(t): t for x in _leaves(tree) for t in (
-            x.parameters() if isinstance(x, torch.nn.Module) else [x])
+            x.parameters() if isinstance(x, Module) else [x])
             if isinstance(t, torch.Tensor)}.values())
 
     with contextlib.ExitStack() as stack:
         if wrt is not None:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-        (call, args, kwargs), params = _torch_copies(fake, (fn, args, kwargs))
+        with Copy():
+            call, args, kwargs = copy.deepcopy(
+                (getattr(fn, "_orig_mod", fn), args, kwargs), memo)
+        params = [x for x in memo.values() if isinstance(x, Parameter)]
         everything = inner((params, args, kwargs))
         chosen = {None: (), "params": params or args[:1], "all": everything}
         chosen = chosen[wrt] if wrt in chosen else [args[i] for i in wrt]
@@ -721,88 +652,3 @@ def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
         _selected(wrt, wanted, any(x.grad is not None for x in wanted))
     params = params or (wanted if wrt == "params" else [])
     return sum(p.numel() for p in params) if params else None
-
-
-def _torch_copies(fake: Any, call: tuple) -> tuple[tuple, list]:
-    """Copies of fn, args and kwargs on fake tensors, and their parameters.
-
-    A function is made anew over copies of what it closes over or names.
-    """
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_map
-
-    memo, spaces, begun = {}, {}, set()
-
-    class Copy(TorchFunctionMode):
-        """Where deepcopy would copy a tensor or a Parameter's data."""
-
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            x = args[0] if args else None
-            if func not in (torch.Tensor.__deepcopy__,
-                            torch._C.TensorBase.clone):
-                return func(*args, **(kwargs or {}))
-            if x.is_meta or x.is_inference():
-                with fake:  # on the CPU, where constants in fn are
-                    y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
-            else:
-                y = fake.from_tensor(x.detach())
-            return y.requires_grad_(x.requires_grad)
-
-    def holds(x, depth=2):
-        """Whether a tensor or module is in x, its attributes or theirs."""
-        return any(isinstance(v, (torch.Tensor, torch.nn.Module)) or (
-            depth and isinstance(getattr(v, "__dict__", 0), dict)
-            and not isinstance(v, (types.ModuleType, types.FunctionType))
-            and holds(vars(v), depth - 1)) for v in _leaves(x))
-
-    def names(code):
-        return {*code.co_names}.union(*(names(c) for c in code.co_consts
-                                        if isinstance(c, types.CodeType)))
-
-    def function(f):
-        space, old = f.__globals__, f.__closure__ or ()
-        ours = not space.get("__name__", "").startswith("torch.")
-        if not (ours or old):
-            return f
-        new = [memo.setdefault(id(c), types.CellType()) for c in old]
-        if ours:
-            space = spaces.setdefault(id(space), dict(space))
-        g = memo[id(f)] = types.FunctionType(
-            f.__code__, space, f.__name__, shadow(f.__defaults__), (*new,))
-        g.__kwdefaults__ = shadow(f.__kwdefaults__)
-        g.__dict__.update(vars(f))
-        for cell, was in zip(new, old, strict=True):
-            with contextlib.suppress(ValueError):  # still empty
-                cell.cell_contents = shadow(was.cell_contents)
-        for name in names(f.__code__) & space.keys() if ours else ():
-            space[name] = shadow(f.__globals__[name])
-        return g
-
-    def shadow(x):
-        if isinstance(x, torch.nn.Module):
-            x = getattr(x, "_orig_mod", x)  # as before torch.compile
-        if isinstance(x, types.FunctionType):
-            x = getattr(x, "_torchdynamo_orig_callable", x)
-        if id(x) in memo:
-            return memo[id(x)]
-        if isinstance(x, types.FunctionType):
-            return function(x)
-        if isinstance(x, types.MethodType):
-            return types.MethodType(shadow(x.__func__), shadow(x.__self__))
-        if isinstance(x, functools.partial):
-            return functools.partial(
-                shadow(x.func), *shadow(x.args), **shadow(x.keywords))
-        if type(x) in (dict, list, tuple):
-            return memo.setdefault(id(x), tree_map(shadow, x))
-        if not holds(x):
-            return x
-        if id(x) not in begun:  # first the functions in it: hooks, say
-            begun.add(id(x))
-            for value in _leaves(getattr(x, "__dict__", None)):
-                shadow(value)
-        with Copy():
-            return copy.deepcopy(x, memo)
-
-    return tuple(map(shadow, call)), [
-        x for x in memo.values() if isinstance(x, torch.nn.Parameter)]

@@ -13,8 +13,7 @@ import base64
 import functools
 import hashlib
 import io
-import numbers
-import sys
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,7 +45,6 @@ _THEME = {
     "axes.spines.top": False, "axes.spines.right": False,
     "text.parse_math": False,  # IR is full of "$"
 }
-_UNITS = {"s": "seconds", "B": "bytes", "B/s": "bytes per second"}
 
 
 class Stage(NamedTuple):
@@ -116,8 +114,7 @@ def digest(figure: Figure) -> str:
     from matplotlib.ticker import FixedLocator
 
     said, texts = [], [*figure.texts]
-    for legend in figure.legends:
-        texts += legend.get_texts()
+    texts += [t for legend in figure.legends for t in legend.get_texts()]
     for ax in figure.axes:
         texts += [ax.title, *ax.texts]
         for axis in (ax.xaxis, ax.yaxis):
@@ -196,7 +193,7 @@ def _excerpts(ax: Axes, h: float, most: int, sizes: Sequence[float],
               boxes: Sequence[tuple[float, float, float, str]]) -> None:
     """Write (x, y, width, text) excerpts, all in the largest size that fits;
     at the smallest, what does not fit is cut and ends in an ellipsis."""
-    texts = [textwrap.dedent(str(text).expandtabs(2)).strip("\n").splitlines()
+    texts = [textwrap.dedent(text.expandtabs(2)).strip("\n").splitlines()
              for *_, text in boxes]
     high, wide = 1.71, 0.87  # pixels a point, at most, of a line and a letter
     size = next((size for size in sizes if all(
@@ -213,7 +210,7 @@ def _excerpts(ax: Axes, h: float, most: int, sizes: Sequence[float],
 
 
 def _stage(n: int) -> Stage:
-    if type(n) is not int or not 1 <= n <= len(STAGES):
+    if n not in range(1, len(STAGES) + 1):
         raise ValueError(f"n is a stage, 1 to {len(STAGES)}; got {n!r}.")
     return STAGES[n - 1]
 
@@ -267,38 +264,29 @@ def card(n: int, received: str, handed_on: str) -> Figure:
     return ax.figure
 
 
-def _pairs(rungs: Iterable[Any]) -> list[tuple[str, str]]:
-    return [(rung.name, rung.text) if hasattr(rung, "text") else tuple(rung)
-            for rung in rungs]
-
-
 @themed
-def ladder(columns: Mapping[str, Iterable[Any]] | Iterable[Any],
-           trunk: Iterable[Any] = (), lines: int = 6,
+def ladder(columns: Mapping[str, Sequence[tuple[str, str]]] | Iterable[Any],
+           trunk: Sequence[tuple[str, str]] = (), lines: int = 6,
            title: str = "One function, rung by rung") -> Figure:
     """Real excerpts of one function's representations, top to bottom.
 
-    ``trunk`` are the rungs all targets share, ``columns`` maps a target's
-    name to its own rungs; a plain list of rungs (an ``ir`` ladder) is a
-    trunk alone. A rung is (name, excerpt) or has ``name`` and ``text``.
-    ``lines`` is the most an excerpt shows; fewer where there is no room.
+    ``trunk`` are the (name, excerpt) all targets share, ``columns`` maps a
+    target's name to its own; an ``ir`` ladder is a trunk alone. ``lines`` is
+    the most an excerpt shows; fewer where there is no room.
     """
     if not isinstance(columns, Mapping):
-        trunk, columns = [*trunk, *columns], {}
-    shared = _pairs(trunk)
-    forks = {k: rungs for k, v in columns.items() if (rungs := _pairs(v))}
-    across = min(3, len(shared)) or 1
-    levels = -(-len(shared) // across)
-    deep = levels + max(map(len, forks.values()), default=0)
-    if not 1 <= deep <= 5 or len(forks) > 4:
-        raise ValueError(
-            f"columns and trunk make {deep} rows and {len(forks)} columns; "
-            "1 to 5 rows and up to 4 columns are legible: pass fewer rungs.")
-    ax = _canvas("; ".join(": ".join([k] * bool(k) + [", ".join(
-        name for name, _ in v)]) for k, v in [("", shared), *forks.items()]
-        if v), title)
+        trunk, columns = [(rung.name, rung.text) for rung in columns], {}
+    across = min(3, len(trunk)) or 1
+    levels = -(-len(trunk) // across)
+    deep = levels + max(map(len, columns.values()), default=0)
+    _legible("rows", deep, 5)
+    _legible("columns", len(columns) or across, 4)
+    said = [", ".join(name for name, _ in trunk)] * bool(trunk)
+    said += [f"{target}: {', '.join(name for name, _ in rungs)}"
+             for target, rungs in columns.items()]
+    ax = _canvas("; ".join(said), title)
     top, gap = 80, 30
-    h = (620 + gap - gap * bool(forks)) / deep - gap
+    h = (620 + gap - gap * bool(columns)) / deep - gap
 
     def spot(row: int, column: int, of: int) -> tuple[float, float, float]:
         space = 44 if of < 4 else 18
@@ -306,26 +294,28 @@ def ladder(columns: Mapping[str, Iterable[Any]] | Iterable[Any],
         below = gap * (row >= levels)  # room for the name of the column
         return 30 + column * (w + space), top + row * (h + gap) + below, w
 
-    boxes = [(spot(i // across, i % across, across), rung)
-             for i, rung in enumerate(shared)]
-    for (a, _), (b, _) in zip(boxes, boxes[1:], strict=False):
-        _link(ax, a, b, h)
-    for column, (name, rungs) in enumerate(forks.items()):
-        own = [spot(levels + i, column, len(forks))
+    spots = [spot(i // across, i % across, across)
+             for i in range(len(trunk))]
+    links = [*itertools.pairwise(spots)]
+    for column, (target, rungs) in enumerate(columns.items()):
+        own = [spot(levels + i, column, len(columns))
                for i in range(len(rungs))]
         x, y, w = own[0]
-        ax.text(x + w / 2, y - gap + 2, name, va="top", ha="center",
+        ax.text(x + w / 2, y - gap + 2, target, va="top", ha="center",
                 weight="bold", color=_BLUE)
-        if shared:
-            _link(ax, boxes[len(shared) - 1][0], (x, y - gap, w), h)
-        for a, b in zip(own, own[1:], strict=False):
-            _link(ax, a, b, h)
-        boxes += zip(own, rungs, strict=True)
-    for (x, y, w), (name, _) in boxes:
+        if trunk:
+            links.append((spots[len(trunk) - 1], (x, y - gap, w)))
+        links += itertools.pairwise(own)
+        spots += own
+    for a, b in links:
+        _link(ax, a, b, h)
+    excerpts = []
+    for (x, y, w), (name, text) in zip(spots, itertools.chain(
+            trunk, *columns.values()), strict=True):
         _box(ax, x, y, w, h)
         ax.text(x + 10, y + 6, name, size=14, weight="bold", va="top")
-    _excerpts(ax, h - 40, lines, (16, 14, 12, 11), [
-        (x + 10, y + 32, w - 20, text) for (x, y, w), (_, text) in boxes])
+        excerpts.append((x + 10, y + 32, w - 20, text))
+    _excerpts(ax, h - 40, lines, (16, 14, 12, 11), excerpts)
     return ax.figure
 
 
@@ -365,15 +355,6 @@ def _legible(what: str, count: int, most: int) -> None:
                          "legible: pass fewer.")
 
 
-def _finite(what: str, values: Iterable[Any], log: bool = False) -> None:
-    """ValueError for what an axis would leave out in silence."""
-    for value in values:
-        if not (isinstance(value, numbers.Real) and (value > 0 or not log)
-                and abs(value) <= sys.float_info.max):
-            raise ValueError(f"{what} holds {value!r}; pass finite numbers"
-                             + ", above 0 on a logarithmic axis" * log + ".")
-
-
 def _rows(ax: Axes, names: Sequence[str]) -> None:
     """Name the horizontal rows 0, 1, ... from the top down."""
     _legible("rows", len(names), 12)
@@ -381,12 +362,38 @@ def _rows(ax: Axes, names: Sequence[str]) -> None:
     ax.set_ylim(len(names) - 0.4, -0.6)
 
 
-def _fills(kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
-    names = list(dict.fromkeys(kinds))
-    _legible("kinds", len(names), len(_FILLS))
-    return {name: {"facecolor": face, "hatch": hatch, "label": name,
-                   "edgecolor": "black", "height": 0.7}
-            for name, (face, hatch) in zip(names, _FILLS, strict=False)}
+def _segments(ax: Axes, rows: Mapping[str, tuple[Sequence[Any], str]],
+              kinds: Iterable[str] = ()) -> None:
+    """Rows of segments (left, width, kind, name), each kind with its fill.
+
+    Each name goes on its segment, or where that is too narrow, with the
+    row's label behind the last; where that needs room, all is tried again.
+    """
+    _rows(ax, [*rows])
+    kinds = list(dict.fromkeys([*kinds, *(
+        kind for parts, _ in rows.values() for *_, kind, _ in parts)]))
+    for y, (parts, _) in enumerate(rows.values()):
+        for left, width, kind, _ in parts:
+            face, hatch = _FILLS[kinds.index(kind)]
+            ax.barh(y, width, 0.7, left, label=kind, facecolor=face,
+                    hatch=hatch, edgecolor="black")
+    _legend(ax)
+    ax.figure.draw_without_rendering()  # settles how wide the axes are
+    marks, (low, high), tried = len(ax.texts), ax.get_xlim(), None
+    while high != tried:
+        tried = high
+        ax.set_xlim(low, high)
+        for text in [*ax.texts[marks:]]:
+            text.remove()
+        bars = iter(ax.patches)
+        for y, (parts, label) in enumerate(rows.values()):
+            beside = [label] * bool(label) + [name for *_, name in parts if (
+                not _fit(ax, next(bars), y, name))]
+            end = max(left + width for left, width, *_ in parts)
+            text = ax.text(end, y, "  " + ", ".join(beside), size=14,
+                           va="center")
+            share = (text.get_window_extent().width + 10) / ax.bbox.width
+            high = max(high, low + (end - low) / (1 - min(share, 0.7)))
 
 
 def _legend(ax: Axes) -> None:
@@ -396,53 +403,20 @@ def _legend(ax: Axes) -> None:
                      loc="outside lower center")
 
 
-def _name(ax: Axes, rows: Sequence[tuple[Sequence[Any], str]]) -> None:
-    """Write each bar's name on it, and a row's label behind its last bar.
-
-    ``rows`` are (bars with their names, label) from the top down. A name too
-    wide for its bar goes into the label; where that needs room, all is tried
-    again.
-    """
-    ax.figure.draw_without_rendering()  # settles how wide the axes are
-    written, (low, high), tried = [], ax.get_xlim(), None
-    while high != tried:
-        ax.set_xlim(low, high)
-        while written:
-            written.pop().remove()
-        tried = high
-        for y, (bars, label) in enumerate(rows):
-            texts = [_fit(ax, bar, y, name) for bar, name in bars]
-            beside = [label] * bool(label) + [
-                name for (_, name), text in zip(bars, texts, strict=True)
-                if not text]
-            end = max(bar.get_x() + bar.get_width() for bar, _ in bars)
-            text = ax.text(end, y, "  " + ", ".join(beside), size=14,
-                           va="center")
-            written += [*filter(None, texts), text]
-            share = (text.get_window_extent().width + 10) / ax.bbox.width
-            high = max(high, low + (end - low) / (1 - min(share, 0.7)))
-
-
-def _fit(ax: Axes, bar: Any, y: int, name: str) -> Any:
-    """``name`` as a text on ``bar``, small and in two lines if need be; None
-    if it is too wide for that."""
+def _fit(ax: Axes, bar: Any, y: int, name: str) -> bool:
+    """Write ``name`` on ``bar``, small and in two lines if need be; False,
+    and nothing written, if it is too wide for that."""
     text = ax.text(bar.get_x() + bar.get_width() / 2, y, name, ha="center",
                    va="center")
     if bar.get_hatch():
         text.set_bbox({"fc": "white", "ec": "none", "pad": 2})
-    room = bar.get_window_extent().width - 8
-    for size, words in ((14, name), (12, _halves(name)), (11, _halves(name))):
+    for size, words in ((14, name), (12, name.replace("_", "_\n", 1))):
         text.set(size=size, text=words)
-        if text.get_window_extent().width <= room:
-            return text
-    return text.remove()
-
-
-def _halves(name: str) -> str:
-    """``name`` in two lines, cut at the mark nearest to its middle."""
-    cuts = [at + 1 for at, char in enumerate(name[:-1]) if not char.isalnum()]
-    at = min(cuts, key=lambda cut: abs(2 * cut - len(name)), default=0)
-    return f"{name[:at]}\n{name[at:]}".strip()
+        if (text.get_window_extent().width
+                <= bar.get_window_extent().width - 8):
+            return True
+    text.remove()
+    return False
 
 
 @themed
@@ -455,46 +429,37 @@ def backends(table: DataFrame, minimum: float | None = None,
     is the compulsory traffic in bytes, a dashed line. Bytes not known (NaN)
     draw no segment, and the label then says "at least".
     """
-    if lost := {"author", "who", "bytes_read", "bytes_written"} - set(
-            getattr(table, "columns", ())):
-        raise ValueError(f"table lacks the columns {sorted(lost)}; pass what "
-                         "ir.compare_backends returns.")
     table = table.assign(moved=table.bytes_read + table.bytes_written)
-    _finite("table", table.moved.dropna())
-    parts = dict(iter(table.groupby(level=0, sort=False)))
-    labels = [f"{'at least ' * bool(part.moved.isna().any())}"
-              f"{amount(part.moved.sum(), 'B')}, {len(part)} kernel"
-              f"{'s' * (len(part) > 1)}" for part in parts.values()]
-    ax = _chart(_said(parts, labels), title)
-    _rows(ax, [*parts])
-    fills, rows = _fills(["compiler", "library", *table.author]), []
-    for y, (part, label) in enumerate(zip(parts.values(), labels,
-                                          strict=True)):
-        part = part.assign(end=part.moved.fillna(0).cumsum())
-        rows.append(([(ax.barh(y, row.moved, left=row.end - row.moved, **fills[
-            row.author])[0], row.who) for row in part.fillna(
-                {"moved": 0}).itertuples()], label))
-    ax.set(xlabel="bytes read and written", xlim=(0, ax.get_xlim()[1] * 1.25))
-    if minimum is not None:
-        _finite("minimum", [minimum])
-        ax.axvline(minimum, color=_RED, linestyle="--", zorder=0)
-        ax.text(minimum, 1.01, f"least possible: {amount(minimum, 'B')}",
-                color=_RED, size=14, ha="center", va="bottom",
-                transform=ax.get_xaxis_transform())
+    rows = {}
+    for name, part in table.groupby(level=0, sort=False):
+        moved = part.moved.fillna(0)
+        left = moved.cumsum() - moved
+        label = (f"{'at least ' * bool(part.moved.isna().any())}"
+                 f"{amount(moved.sum(), 'B')}, {len(part)} kernel"
+                 f"{'s' * (len(part) > 1)}")
+        rows[name] = ([*zip(left, moved, part.author, part.who, strict=True)],
+                      label)
+    ax = _chart(_said(rows, (label for _, label in rows.values())), title)
+    ax.set(xlabel="bytes read and written", xmargin=0.3125)
     _eng(ax.xaxis, "B")
-    _legend(ax)
-    _name(ax, rows)
+    if minimum is not None:
+        _mark(ax, minimum, f"least possible: {amount(minimum, 'B')}",
+              _RED, _RED)
+    _segments(ax, rows, ["compiler", "library"])
     return ax.figure
+
+
+def _mark(ax: Axes, x: float, name: str, color: str, ink: str) -> None:
+    """A dashed vertical line at ``x``, its name above it."""
+    ax.axvline(x, color=color, linestyle="--", zorder=0)
+    ax.text(x, 1.01, name, color=ink, size=14, ha="center", va="bottom",
+            transform=ax.get_xaxis_transform())
 
 
 @themed
 def bars(labels: Sequence[str], values: Sequence[float], unit: str,
          title: str = "", xlabel: str = "") -> Figure:
     """One horizontal bar a label, each with its value in ``unit``."""
-    if len(labels) != len(values):
-        raise ValueError(f"labels and values differ in length: "
-                         f"{len(labels)} and {len(values)}.")
-    _finite("values", values)
     marks = [amount(value, unit) if unit else f"{value:,}"
              for value in values]
     ax = _chart(_said(labels, marks), title)
@@ -516,10 +481,6 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str,
     ``at`` draws a vertical line there.
     """
     _legible("lines", len(series), len(_LINES))
-    for name, points in series.items():
-        if not points:
-            raise ValueError(f"series {name!r} has no points.")
-        _finite(f"series {name!r}", [v for pair in points for v in pair], True)
     ax = _chart("; ".join(
         f"{name}: {amount(points[0][1], unit)} at {points[0][0]:g} to "
         f"{amount(points[-1][1], unit)} at {points[-1][0]:g}"
@@ -529,12 +490,9 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str,
         ax.plot(*zip(*points, strict=True), color=color, marker=marker,
                 linestyle=line, label=name)
     if at is not None:
-        _finite("at", [at], True)
-        ax.axvline(at, color=_GREY, linestyle="--", zorder=0)
-        ax.text(at, 1.01, f"{at:g}", size=14, ha="center", va="bottom",
-                transform=ax.get_xaxis_transform())
+        _mark(ax, at, f"{at:g}", _GREY, "black")
     ax.set(xscale="log", yscale="log", xlabel=xlabel,
-           ylabel=_UNITS.get(unit, unit))
+           ylabel={"s": "seconds"}.get(unit, unit))
     ax.xaxis.set_major_formatter("{x:g}")
     _eng(ax.yaxis, unit)
     ax.yaxis.set_minor_formatter("")
@@ -554,20 +512,16 @@ def buffers(values: Sequence[Any],
     ax = _chart("; ".join(
         f"{v.name}: {amount(v.bytes, 'B')}, steps {v.first} to {v.last}"
         for v in values), title)
-    rows: dict[tuple[int, int], list[Any]] = {}
-    for v in values:
-        rows.setdefault((v.allocation, v.offset), []).append(v)
-    apart = [allocation for allocation, _ in rows]
-    _rows(ax, [
-        f"allocation {at}: {amount(max(v.bytes for v in row), 'B')}"
-        + f"\nfrom byte {offset:,}" * (apart.count(at) > 1)
-        for (at, offset), row in rows.items()])
-    fills = _fills(v.kind for v in values)
-    named = [([(ax.barh(y, v.last - v.first + 1, left=v.first - 0.5,
-                        **fills[v.kind])[0], v.name) for v in row], "")
-             for y, row in enumerate(rows.values())]
     ax.set_xlabel("step of the schedule")
     ax.xaxis.get_major_locator().set_params(integer=True)
-    _legend(ax)
-    _name(ax, named)
+    spans = {(v.allocation, v.offset): [] for v in values}
+    for v in values:
+        spans[v.allocation, v.offset].append(v)
+    apart = [allocation for allocation, _ in spans]
+    _segments(ax, {
+        f"allocation {at}: {amount(max(v.bytes for v in row), 'B')}"
+        + f"\nfrom byte {offset:,}" * (apart.count(at) > 1): (
+            [(v.first - 0.5, v.last - v.first + 1, v.kind, v.name)
+             for v in row], "")
+        for (at, offset), row in spans.items()})
     return ax.figure

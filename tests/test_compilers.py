@@ -158,3 +158,12 @@ def test_cache_in_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "file" / "below"))
     assert cache.cached(("k",), lambda: 5) == 5
+
+
+def test_debug_strings_do_not_move_with_the_folder():
+    listing = ('\t.file\t1 "{0}" "k.py"\n\t.asciz\t"{0}/course_utils"'
+               '      ; string offset={1}\n\t.asciz\t"kernel"  ; string '
+               'offset={2}\n')
+    a = text.canonical(listing.format("/tmp/fresh/clone", 26, 54))
+    b = text.canonical(listing.format("/somebody/else", 26, 50))
+    assert a == b and '"kernel"' in a

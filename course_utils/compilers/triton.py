@@ -30,7 +30,6 @@ from unittest import mock
 
 from course_utils.compilers.cache import cached
 from course_utils.compilers.rung import Kernel, Rung
-from course_utils.compilers.text import plain
 from course_utils.compilers.worker import CompilerError
 from course_utils.host import Missing, need
 
@@ -96,8 +95,7 @@ def assemble(ptx: str, arch: str) -> Assembled:
     """Machine code of ``ptx`` (from any compiler) for ``arch`` ("sm_90a").
 
     Takes the ptxas Triton would take, or its newer one where the first is
-    older than the PTX. Raises ValueError for a bad ``arch``, CompilerError
-    with ptxas' own words when it refuses, Missing without triton.
+    older than the PTX. Raises CompilerError with ptxas' own words.
     """
     triton = _triton()
     if not (number := re.fullmatch(r"sm_(\d+)[af]?", arch)):
@@ -137,16 +135,6 @@ def _read_back(cubin: bytes, log: str, tool: str) -> Assembled:
                      max(shared), tool)
 
 
-def has_driver() -> bool:
-    """Whether a launch by Triton itself would find a GPU to run on."""
-    package = _triton().package
-    try:
-        package.runtime.driver.active.get_current_target()
-    except RuntimeError:
-        return False
-    return not package.knobs.runtime.interpret
-
-
 def works(target: str) -> str:
     """"" where this machine compiles kernels for ``target``, or why not."""
     try:
@@ -181,9 +169,7 @@ def uncompiled(module: str, name: str) -> Uncompiled:
 
 def is_kernel(value: Any) -> bool:
     """Whether ``value`` is what @triton.jit makes."""
-    triton = _triton()
-    return isinstance(value, (triton.jit.JITFunction,
-                              triton.interpreter.InterpretedFunction))
+    return isinstance(value, _triton().jit.JITFunction)
 
 
 def bind(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
@@ -191,15 +177,11 @@ def bind(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
     """Arguments by name, defaults included; the same with stand-ins for
     tensors that are not there; and options.
 
-    Raises TypeError or ValueError naming what is missing, given twice, too
-    many, of a type Triton does not take, or known neither as a parameter nor
-    as an option of the target.
+    Raises TypeError or ValueError where they do not fit the kernel.
     """
     if not is_kernel(kernel):
-        hint = (": pass its .fn and choose the block sizes yourself"
-                if hasattr(kernel, "fn") else "")
         raise TypeError(f"kernel is a {type(kernel).__name__}, not a "
-                        f"@triton.jit function{hint}.")
+                        "@triton.jit function made without TRITON_INTERPRET.")
     backend = _backend(target)
     parameters = inspect.signature(kernel.fn).parameters
     known = [*parameters, *vars(backend.parse_options({}))]
@@ -225,12 +207,10 @@ def _example(name: str, value: Any) -> Any:
     if value is None or isinstance(value, Real):
         return value
     dtype = getattr(value, "dtype", value)
-    if ("dtype" not in type(dtype).__name__.lower()
-            or str(dtype).rpartition(".")[2] not in triton.types):
-        kind = type(dtype).__name__ if dtype is value else dtype
+    if str(dtype).rpartition(".")[2] not in triton.types:
+        kind = type(value).__name__ if dtype is value else dtype
         raise TypeError(f"{name} is of type {kind}, which Triton does not "
-                        "take: give a tensor, anything with shape and dtype, "
-                        "a torch dtype or a number.")
+                        "take: give a tensor, a torch dtype or a number.")
     return value if hasattr(value, "data_ptr") else triton.jit.MockTensor(
         dtype, getattr(value, "shape", None))  # at a multiple of 16 bytes
 
@@ -252,18 +232,13 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 class Built(Kernel):
     """A kernel compiled for one target; nothing was run.
 
-    ``rungs`` maps name to Rung, from "python" down to "sass" or "amdgcn";
-    ``.sass``, ``.ptx``, ... are their texts. ``sass`` is disassembled from
-    the binary, ``amdgcn`` is the compiler's own text: no disassembler for AMD
-    comes with Triton. ``registers`` are per thread (AMD: vector registers),
-    ``spills`` bytes per thread stored and loaded for want of registers (AMD:
-    4 a register), ``ops`` the arithmetic of the TTIR; the rest is as in
-    ``Kernel``.
+    ``rungs`` maps name to Rung, from "python" down to "sass" (disassembled
+    from the binary) or "amdgcn" (the compiler's own text); ``.sass``, ...
+    are their texts. On AMD ``registers`` are vector registers and ``spills``
+    4 bytes a register; ``ops`` is the arithmetic of the TTIR.
     """
 
     target: str
-    num_warps: int
-    num_stages: int
     rungs: dict[str, Rung]
 
     def __getattr__(self, name: str) -> str:
@@ -273,30 +248,12 @@ class Built(Kernel):
         raise AttributeError(f"This kernel has no {name!r}; its rungs are "
                              f"{', '.join(rungs)}.")
 
-    def __str__(self) -> str:
-        return (f"{self.name} for {self.target}: {self.num_warps} warps, "
-                f"{self.registers} registers a thread, {self.spills} bytes "
-                f"spilled, {self.shared_bytes} bytes of shared memory; "
-                f"rungs {', '.join(self.rungs)}")
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return plain(str(self))
-
 
 def build(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
           target: str = "h100", fresh: bool = False) -> Built:
-    """Compile ``kernel`` for ``target``, specialised as a launch would be.
-
-    See ``kernels.build``. All rungs come from one compile. Raises ValueError,
-    TypeError, Missing, or Triton's CompilationError.
-    """
+    """See ``kernels.build``. All rungs come from one compile."""
     triton = _triton()
     values, examples, options = bind(kernel, args, meta, target)
-    if not isinstance(kernel, triton.jit.JITFunction):
-        raise ValueError("kernel was defined while TRITON_INTERPRET was set, "
-                         "so it cannot be compiled: unset it and restart.")
     backend = _backend(target)
     binder = triton.binder(kernel.signature, kernel.params, backend)
     bound, special, _ = binder(**examples)
@@ -367,73 +324,51 @@ def _compile(source: Any, target: str, options: Mapping[str, Any]) -> Built:
     ops = dict.fromkeys(_ARITHMETIC.findall(code["ttir"]))
     return Built(
         source.name, "compiler", "Triton", tuple(ops), None, None, *used,
-        made.metadata.shared, target=target, rungs=rungs,
-        num_warps=made.metadata.num_warps,
-        num_stages=made.metadata.num_stages)
+        made.metadata.shared, target=target, rungs=rungs)
 
 
 def accesses(ttir: str, signature: Mapping[str, str],
              ) -> list[tuple[str, ...] | None]:
     """Parameters a kernel loads from, and those it stores to.
 
-    ``signature`` maps each to its type. Helpers are followed; None where the
-    TTIR does not tell: an address out of memory, a call, a pointer that a
-    while loop moves.
+    ``signature`` maps each to its type. None where the TTIR does not simply
+    tell: a call, a pointer that a branch chooses or a loop exchanges.
     """
+    unknown = [None, None]
     names = [key for key, kind in signature.items() if kind != "constexpr"]
-    # A value is the list of what it may be: other values, a parameter or,
-    # out of sight, None. MLIR reuses a name only where the first is gone.
-    values: dict[str, list[Any]] = {}
-    blocks: list[list[list[Any]]] = []  # what the yield of each open one feeds
-    loaded, stored = [], []
-    for line in map(str.strip, ttir.splitlines()):
-        name, count, op, rest = _OPERATION.match(line).groups()
+    if re.search(r"\b(tt\.call|scf\.while)\b", ttir):
+        return unknown
+    roots: dict[str, str | None] = {}  # a pointer: the parameter it is from
+    loops: dict[int, list[str | None]] = {}  # by indent: roots of the carried
+    loaded, stored = set(), set()
+    for line in ttir.splitlines():
+        indent = len(line) - len(line.lstrip())
+        name, count, op, rest = _OPERATION.match(line.strip()).groups()
         found = [v if "#" in v else v + "#0"
                  for v in re.findall(r"%[\w.$-]+(?:#\d+)?", rest)]
-        used = [values.get(v, [None]) for v in found]
-        results = [[] if op == "scf.if" else [None]
-                   for _ in range(int(count or 1))]
-        if op == "tt.call":  # what becomes of its operands is not followed
-            used = [[None]]
-        elif op == "tt.func":
-            known = names if len(found) == len(names) else [None] * len(found)
-            values = {v: [n] for v, n in zip(found, known, strict=True)}
+        used = [roots.get(v) for v in found]
+        results = [None] * int(count or 1)
+        if op == "tt.func":
+            if len(found) != len(names):
+                return unknown
+            roots = {v: n for v, n in zip(found, names, strict=True)
+                     if signature[n].startswith("*")}
         elif op == "scf.for":  # counter, bounds, then pairs: carried = first
-            results = [[first] for first in used[5::2]]
-            values |= zip(found[4::2], results, strict=True)
-        elif op == "scf.yield":
-            for result, more in zip(blocks[-1], used, strict=False):
-                result.append(more)
-        elif op in ("^", "scf.while"):
-            values |= {v: [None] for v in found}
-        elif op == "arith.select":
-            results = [used[1:]]
+            loops[indent] = results = used[5::2]
+            roots |= zip(found[4::2], results, strict=True)
+        elif op == "scf.yield" and loops.pop(indent - 2, used) != used:
+            return unknown
+        elif op == "^":
+            roots |= dict.fromkeys(found)
         elif _SAME.fullmatch(op):
-            results = [used[:1]]
-        if re.search("load|gather|atomic|descriptor_reduce|call", op):
-            loaded.append(used[:1])
-        if re.search("store|scatter|atomic|descriptor_reduce|call", op):
-            stored.append(used[:1])
-        values |= {f"{name}#{n}": made for n, made in enumerate(results)}
-        if line.startswith("}") and not line.endswith("{"):
-            blocks.pop()
-        elif line.endswith("{") and not line.startswith("}"):
-            blocks.append(results)
-    return [_parameters(todo, names) for todo in (loaded, stored)]
-
-
-def _parameters(todo: list[Any], names: Sequence[str],
-                ) -> tuple[str, ...] | None:
-    """The parameters these values come from; None if one is out of sight."""
-    found, seen = set(), set()
-    while todo:
-        value = todo.pop()
-        if not isinstance(value, list):
-            found.add(value)
-        elif id(value) not in seen:
-            seen.add(id(value))
-            todo += value
-    return None if None in found else tuple(n for n in names if n in found)
+            results = used[:1]
+        if re.search("load|gather|atomic|descriptor_reduce", op):
+            loaded.add(used[0])
+        if re.search("store|scatter|atomic|descriptor_reduce", op):
+            stored.add(used[0])
+        roots |= {f"{name}#{n}": root for n, root in enumerate(results)}
+    return [None if None in some else tuple(n for n in names if n in some)
+            for some in (loaded, stored)]
 
 
 @contextlib.contextmanager
@@ -441,10 +376,9 @@ def interpreted() -> Iterator[tuple[Callable[[Any], Any], set[int]]]:
     """Inside, ``interpret(kernel)[grid](...)`` runs a kernel in Python.
 
     Gives that and a set, which gets the lowest and highest address of each
-    store. Triton's own switch must be set before its import and spoils every
-    later compile; here its patches last only as long as the ``with``. Raises
-    what the kernel raises, and ValueError for a type that would come out
-    wrong without a word: bf16 and fp8.
+    store. Triton's own switch spoils every later compile; these patches last
+    only as long as the ``with``. Raises what the kernel raises, and
+    ValueError for types that come out wrong: bf16 and fp8.
     """
     triton = _triton()
     interpreter, jit = triton.interpreter, triton.jit.JITFunction
