@@ -246,8 +246,9 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
     source = "".join(rung.raw for rung in xla.source(getattr(fn, "fn", fn)))
     name = recorded.key(source, target, [_describe(a) for a in args], wrt,
                         donate, sorted(meta.items())) if source else ""
+    whole = fn if wrt is None else _with_gradient(fn, args, wrt)
     try:
-        made = _run(front, fn, args, target, wrt, donate, meta, fresh)
+        made = _run(front, whole, args, target, donate, meta, fresh)
     except Missing:
         if found := recorded.find(name):
             return found
@@ -256,11 +257,12 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
         raise
     except Exception as error:
         raise ValueError(_explain(fn, args, error)) from None
-    recorded.keep(name, target, made)
+    if name:
+        recorded.keep(name, target, made)
     return made, ""
 
 
-def _run(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
+def _run(front: str, fn: Callable, args: tuple, target: str,
          donate: tuple[int, ...], meta: dict[str, Any], fresh: bool
          ) -> xla.Compiled:
     if front == "Triton":
@@ -273,17 +275,11 @@ def _run(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
                 missing := torch.lacking(target)):
             rungs += (absent(code, missing),)
         return xla.Compiled(rungs, (), kernels, (), {})
-    whole = fn if wrt is None else _with_gradient(fn, args, wrt)
-    return xla.compile(whole, args, target, donate, fresh)
+    return xla.compile(fn, args, target, donate, fresh)
 
 
 def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
     """A function that returns fn's value and its gradients."""
-    import functools
-
-    import jax
-    import jax.numpy as jnp
-
     numbers = tuple(range(len(args))) if wrt == "all" else (
         (wrt,) if isinstance(wrt, int) else wrt)
     if not (isinstance(numbers, tuple)
@@ -294,6 +290,9 @@ def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
 
     @functools.wraps(fn)
     def with_gradient(*values: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
         out, pull = jax.vjp(fn, *values)
         gradients = pull(jax.tree.map(jnp.ones_like, out))
         return out, tuple(gradients[n] for n in numbers)

@@ -105,10 +105,9 @@ def _environment(target: str) -> dict[str, str]:
     # libtpu reads these once, at its first use; the folder is emptied
     # before every compile.
     return {"LIBTPU_INIT_ARGS": " ".join((
-                f"--xla_jf_dump_to={worker.SCRATCH}/llo",
-                "--xla_jf_dump_llo_text=true",
-                "--xla_jf_dump_hlo_text=false",
-                f"--xla_jf_dump_llo_pass_label_regex={_LLO_PASSES}"))}
+        f"--xla_jf_dump_to={worker.SCRATCH}/llo",
+        "--xla_jf_dump_llo_text=true", "--xla_jf_dump_hlo_text=false",
+        f"--xla_jf_dump_llo_pass_label_regex={_LLO_PASSES}"))}
 
 
 # In the reader's process: from Python to StableHLO.
