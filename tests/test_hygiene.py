@@ -131,8 +131,8 @@ def read_in_time(nb, path):
     text = prose(nb)
     core = re.split(r"^#+\s+Going deeper", text, flags=re.M)[0]
     found, whole = [], words(text)
-    if not 2000 <= whole <= 4000:
-        found.append(f"{whole} words, not 2,000 to 4,000")
+    if not 1000 <= whole <= 4000:
+        found.append(f"{whole} words, not 1,000 to 4,000")
     if words(core) > 2000:
         found.append(f"core path of {words(core)} words, over 2,000")
     return found

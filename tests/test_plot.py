@@ -12,6 +12,7 @@ import pytest
 
 from course_utils import plot
 from course_utils.compilers.rung import Buffer
+from course_utils.plot import base, course
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
@@ -100,7 +101,7 @@ def test_png_is_opaque_and_the_same_twice(name):
     shown = plot.png(first)
     assert shown == plot.png(second)
     assert before == repr(first) == repr(second)  # drawing changes nothing
-    said = re.fullmatch(r"<Picture ([0-9a-f]{8}): (\w.*\w.*)>", before)
+    said = re.fullmatch(r"<Picture ([0-9a-f]{8}): (\w.*\S)>", before, re.S)
     assert said[1] == plot.digest(first) and said[2] == first.summary
     pixels = imread(io.BytesIO(shown))
     assert pixels.shape[:2] == (720, 1280)
@@ -183,19 +184,19 @@ def test_map_lights_its_stage_only(n):
     [ax] = plot.stage_map(n).axes
     white = [t.get_text() for t in ax.texts if t.get_color() == "white"]
     assert white[0] == str(n)
-    assert " ".join(white[1].split()) == plot.STAGES[n - 1].name
-    lit = plot.OKABE_ITO[5]
+    assert " ".join(white[1].split()) == course.STAGES[n - 1].name
+    lit = base.OKABE_ITO[5]
     assert sum(t.get_color() == lit for t in ax.lines
                if t.get_marker() == "o") == 2
 
 
 def test_stages_hand_on_what_the_next_receives():
-    for n, (a, b) in enumerate(itertools.pairwise(plot.STAGES), start=1):
+    for n, (a, b) in enumerate(itertools.pairwise(course.STAGES), start=1):
         left, right = plot.card(n, "", ""), plot.card(n + 1, "", "")
         assert f"handed on: {a.handed_on}" in shown(left)
         assert f"received: {a.handed_on}" in shown(right)
         assert a.name in left.summary and b.name in right.summary
-    assert all(3 <= len(s.question.split()) <= 5 for s in plot.STAGES)
+    assert all(3 <= len(s.question.split()) <= 5 for s in course.STAGES)
 
 
 def shown(figure):
@@ -344,8 +345,8 @@ def test_lines_stand_out_on_white():
                    for p in parts)
         return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
-    assert len(set(plot.OKABE_ITO)) == 8
-    for color, *_ in plot._LINES:
+    assert len(set(base.OKABE_ITO)) == 8
+    for color, *_ in base.LINES:
         assert 1.05 / (luminance(color) + 0.05) >= 3
 
 
@@ -387,6 +388,7 @@ if {inline}:
     from IPython.core.pylabtools import select_figure_formats
     select_figure_formats(shell, {{"png"}}, bbox_inches="tight")
 from course_utils import plot
+from course_utils.plot import base, course
 with capture_output() as said:
     shell.run_cell("from course_utils import plot; plot.stage_map(3)")
 import base64

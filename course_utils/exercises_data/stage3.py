@@ -1,75 +1,18 @@
-"""The exercises: each a question, a function that computes the answer, hints.
-
-To add one, write a function that computes the right answer (import what it
-needs inside) and decorate it; its docstring is the question. The answer may
-be a number, a text or a tuple of these; where the reader hands in a function,
-give ``judge``.
-"""
+"""The exercises of notebook 3: from IR to executable."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Exercise:
-    """What the notebook asks, and how an answer is judged.
-
-    ``wrong`` pairs a typical mistake, as a function of the right answer,
-    with a sentence that teaches. ``judge(answer, right)``, if given, decides
-    instead: it returns "" for right, else a sentence saying what is wrong.
-    """
-
-    number: str
-    question: str
-    solve: Callable[[], Any]
-    hints: tuple[str, ...]
-    why: str
-    wrong: tuple[tuple[Callable[[Any], Any], str], ...]
-    judge: Callable[[Any, Any], str] | None
-
-
-EXERCISES: dict[str, Exercise] = {}
-
-# Mistakes that any count of bytes or FLOPs invites.
-DOUBLE = (lambda right: right * 2,
-          "Twice too much: is each value counted once?")
-ELEMENTS = (lambda right: right / 2,
-            "Half of it: that counts values; a bf16 value has two bytes.")
-MEGA = (lambda right: right / 1e6,
-        "That is in MB (10**6 bytes); the question asks for bytes.")
-MEBI = (lambda right: right / 2**20,
-        "That is in MiB (2**20 bytes); the question asks for bytes.")
-
-
-def exercise(number: str, *, hints: tuple[str, ...], why: str,
-             wrong: tuple[Any, ...] = (),
-             judge: Callable[[Any, Any], str] | None = None,
-             ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Register the decorated function; ValueError if ``number`` is taken."""
-
-    def register(solve: Callable[[], Any]) -> Callable[[], Any]:
-        if number in EXERCISES:
-            raise ValueError(f"exercise {number} is there twice: renumber.")
-        question = " ".join((solve.__doc__ or "").split())
-        EXERCISES[number] = Exercise(number, question, functools.cache(solve),
-                                     hints, why, wrong, judge)
-        return solve
-
-    return register
-
-
-def _example() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The running example and its arguments, for JAX."""
-    import jax
-    import jax.numpy as jnp
-
-    shapes = ((512, 1024), (1024, 2048), (2048,))
-    return (lambda x, w, b: jax.nn.relu(x @ w + b),
-            tuple(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes))
+from course_utils.exercises_data.register import (
+    DOUBLE,
+    ELEMENTS,
+    MEBI,
+    MEGA,
+    example,
+    exercise,
+)
 
 
 @exercise(
@@ -96,7 +39,7 @@ def eager_bytes() -> int:
     from course_utils import ir
 
     x, w, b = (torch.empty(s.shape, dtype=torch.bfloat16, device="meta")
-               for s in _example()[1])
+               for s in example()[1])
     table = ir.compare_backends(lambda x, w, b: torch.relu(x @ w + b),
                                 x, w, b, backends=("eager",))
     return int((table.bytes_read + table.bytes_written).sum())
@@ -121,7 +64,7 @@ def fusing_pass() -> str:
     """Which pass made product, addition and ReLU one kernel on the H100?"""
     from course_utils import ir
 
-    fn, args = _example()
+    fn, args = example()
 
     def fuses(text: str) -> bool:
         bodies = text.split("\n}\n")
@@ -289,7 +232,7 @@ def fsdp_collective() -> tuple[str, int]:
 
     from course_utils import ir
 
-    fn, args = _example()
+    fn, args = example()
     mesh = AbstractMesh((4,), ("chips",))
     split = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(
         mesh, PartitionSpec(*axes)))

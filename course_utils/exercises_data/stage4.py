@@ -1,0 +1,1 @@
+"""The exercises of notebook 4: from dispatch to kernel execution."""

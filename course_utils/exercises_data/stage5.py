@@ -1,0 +1,1 @@
+"""The exercises of notebook 5: from kernel to chip."""
