@@ -13,7 +13,8 @@ RUN := .venv/bin/python
 
 export PYTHON TORCH_INDEX PORT
 
-.PHONY: help setup lab test run notebooks record figures lint
+.PHONY: help setup lab test run notebooks record figures pages stamp colab \
+	colab-check lint
 
 help:
 	@echo "make lab        install into .venv, open JupyterLab"
@@ -22,6 +23,10 @@ help:
 	@echo "make notebooks  execute all notebooks, store their outputs"
 	@echo "make record     record what the notebooks compile for absent chips"
 	@echo "make figures    draw figures/ again"
+	@echo "make pages      write docs/claims.md from tests/data/claims.toml"
+	@echo "make stamp      write setup cell and Colab badge into the notebooks"
+	@echo "make colab      write site/colab/: notebooks that run on their own"
+	@echo "make colab-check  run those with Colab's versions (minutes)"
 	@echo "make lint       ruff"
 
 setup:
@@ -46,6 +51,18 @@ record: setup
 
 figures: setup
 	@$(RUN) -m tools.figures $(ARGS)
+
+pages: setup
+	@$(RUN) -m tools.pages
+
+stamp: setup
+	@$(RUN) -m tools.stamp
+
+colab: setup
+	@$(RUN) -m tools.colab $(ARGS)
+
+colab-check: setup
+	@$(RUN) -m tools.colab_check $(ARGS)
 
 lint: setup
 	@$(RUN) -m ruff check $(ARGS)

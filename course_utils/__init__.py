@@ -13,19 +13,24 @@ if TYPE_CHECKING:
     from course_utils import (
         chips,
         compilers,
+        example,
         exercises,
         explore,
         flops,
         ir,
         kernels,
+        memory,
         plot,
+        simulate,
         timing,
+        transformer,
     )
 
 __version__ = "0.1.0"
 
-__all__ = ["Host", "Missing", "chips", "compilers", "exercises", "explore",
-           "flops", "ir", "kernels", "plot", "start", "timing"]
+__all__ = ["Host", "Missing", "chips", "compilers", "example", "exercises",
+           "explore", "flops", "ir", "kernels", "memory", "plot", "simulate",
+           "start", "timing", "transformer"]
 
 
 def __getattr__(name: str) -> Any:

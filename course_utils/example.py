@@ -6,14 +6,16 @@ notebook n + 1's begins with it, byte for byte.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import textwrap
 from typing import Any
 
-from course_utils import flops, host, ir, kernels
+from course_utils import flops, host, ir, kernels, memory
 
 SHAPES = {"X": (512, 1024), "W": (1024, 2048), "b": (2048,), "Y": (512, 2048)}
+GRID = (64,)  # tiles of 128 x 128 in Y
 
 
 def specs() -> tuple[Any, ...]:
@@ -79,4 +81,47 @@ def _executable() -> str:
     return "\n".join(lines)
 
 
-_ARTEFACTS = (_model, _operations, _program, _executable)
+@functools.cache
+def launch() -> kernels.Launch:
+    """The hand-written kernel run once on zeros, its accesses traced."""
+    torch = host.need("torch", "a launch takes torch tensors")
+    tensors = [torch.zeros(shape, dtype=torch.bfloat16,
+                           device=kernels.device())
+               for shape in SHAPES.values()]
+    return kernels.launch(
+        kernels.matmul_bias_relu, GRID, *kernels.linear_args(*tensors),
+        trace=True)
+
+
+def _execution() -> str:
+    trace = launch().trace
+    lines = [f"{trace.name}: {len(trace.programs)} programs"]
+    for number, program in enumerate(trace.programs):
+        if 6 <= number < len(trace.programs) - 1:
+            lines += ["..."] * (number == 6)
+            continue
+        stored = [a for a in trace.of(program) if a.kind == "store"]
+        rows, columns = zip(*(divmod(int(at), SHAPES["Y"][1])
+                              for access in stored
+                              for at in (access.offsets.min(),
+                                         access.offsets.max())),
+                            strict=True)
+        lines.append(f"program {number:2}: y[{min(rows)}:{max(rows) + 1}, "
+                     f"{min(columns)}:{max(columns) + 1}]")
+    return "\n".join(lines)
+
+
+def _traffic() -> str:
+    moved = memory.traffic(launch().trace, "h100").moved
+    lines = []
+    for level, ways in (("HBM", ("HBM -> L2", "L2 -> HBM")),
+                        ("L2", ("L2 -> SMs", "SMs -> L2"))):
+        for (at, name), amounts in moved.items():
+            lines += [f"{way} {name.removesuffix('_ptr')} {amount:12,} B"
+                      for way, amount in zip(ways, amounts, strict=True)
+                      if amount and at == level]
+    return "\n".join(lines)
+
+
+_ARTEFACTS = (_model, _operations, _program, _executable, _execution,
+              _traffic)

@@ -113,7 +113,7 @@ def _fault(exercise: Exercise, answer: Any, right: Any) -> str:
     """What is wrong with ``answer``, as a sentence; "" if nothing is."""
     if exercise.judge:
         return exercise.judge(answer, right)
-    fault = _differ(answer, right)
+    fault = _differ(answer, right, exercise.rel_tol)
     if not fault:
         return ""
     # An exact mistake first; then a right answer, or a mistake, rounded.

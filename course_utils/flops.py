@@ -19,6 +19,7 @@ import contextlib
 import copy
 import html
 import inspect
+import logging
 import math
 import re
 import sys
@@ -132,6 +133,8 @@ def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:
              cost.bytes, "; without ".join(
                  ["the program as written", *cost.unknown]))]
     if _front_end(fn, args, {}) == "torch":
+        # Without triton torch warns, of kernels that are not counted here.
+        logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
         from torch.utils.flop_counter import FlopCounterMode
 
         _torch_run(*call, counter := FlopCounterMode(display=False))

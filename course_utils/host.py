@@ -16,6 +16,7 @@ from typing import Any
 _TPU_PCI_IDS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f",
                 "0x0076"}  # jax 0.10.2, jax/_src/hardware_utils.py
 _PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+WRITTEN_WITH = {"jax": "0.10.2", "torch": "2.13.0"}  # as requirements.txt
 _LABELS = {"cuda_plugin": "jax CUDA plugin", "compiler": "C++ compiler",
            "gpu": "GPU", "devices": "jax.devices()"}
 _FIXES = {"cuda_plugin": f"pip install {_PLUGINS[0]}, where it has a wheel",
@@ -97,7 +98,17 @@ def start() -> Host:
         objdump=tool("objdump"), gpu=_gpu_name(), devices=_devices(),
         place="Colab" if colab else "CI" if ci else "local",
         note="jax was imported before start(): restart the kernel and run "
-             "this cell first" if late else "")
+             "this cell first" if late else _other_versions())
+
+
+def _other_versions() -> str:
+    """What a reader must know whose compilers are not the pages' own."""
+    if all(_present(name) is None or _present(name).startswith(tested)
+           for name, tested in WRITTEN_WITH.items()):
+        return ""
+    tools = " and ".join(map(" ".join, WRITTEN_WITH.items()))
+    return (f"the text was written with {tools}; other versions name and cut "
+            "some things differently, so a cell here may differ from it")
 
 
 def version(distribution: str) -> str | None:
@@ -137,6 +148,8 @@ def _set_environment() -> bool:
         wanted["TPU_SKIP_MDS_QUERY"] = "1"  # else libtpu asks the network
         if "JAX_PLATFORMS" not in os.environ:
             wanted["JAX_PLATFORMS"] = "cuda,cpu" if _has_gpu() else "cpu"
+        if not _has_gpu():  # else jax before 0.9 shows how its plugin fails
+            wanted["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     unset = {k: v for k, v in wanted.items() if k not in os.environ}
     os.environ.update(unset)
     return bool(unset)

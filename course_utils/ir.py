@@ -134,9 +134,12 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
     ``fn`` is a JAX function (``args`` arrays or ``jax.ShapeDtypeStruct``), a
     torch function or module (real or meta tensors), or a Triton kernel
     (``meta`` holds its constexprs, ``num_warps`` and ``num_stages``). ``wrt``
-    (JAX) takes the gradient along: "all" or argument numbers, with a
-    cotangent of ones. ``donate`` (JAX) numbers the arguments whose buffers
-    the result may take over. ``fresh`` compiles again what the cache has.
+    takes the gradient along: "all" or argument numbers, in JAX with a
+    cotangent of ones; in torch also "params" (of a module), and the ladder
+    ends at AOTAutograd's forward and backward graphs, with the bytes saved
+    between them in ``memory`` ("saved", "saved inputs"). ``donate`` (JAX)
+    numbers the arguments whose buffers the result may take over. ``fresh``
+    compiles again what the cache has.
 
     Where this machine lacks the compiler, a recording of the same function
     and arguments is shown if there is one (``.recorded`` says from where),
@@ -148,9 +151,12 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
         raise TypeError(f"ladder() got {', '.join(meta)}: keyword arguments "
                         "beyond its own are for Triton kernels; bind those "
                         f"of {_name(fn)} with functools.partial.")
-    if front != "JAX" and (wrt is not None or donate):
-        raise ValueError("wrt and donate are for JAX functions; in torch, "
-                         "compile torch.func.grad(fn) or a training step.")
+    if donate and front != "JAX" or wrt is not None and front == "Triton":
+        raise ValueError(f"wrt and donate do not fit a {front} function: "
+                         "donate is for JAX, wrt for JAX and torch.")
+    if wrt is not None and front == "torch" and target != "cpu":
+        raise ValueError("with wrt the ladder of a torch function ends at "
+                         "graphs that no target changes: leave target out.")
     made, recorded = _compiled(front, fn, args, target, wrt, donate, meta,
                                fresh)
     return Ladder(_name(fn), front, target, made.rungs, made.kernels,
@@ -171,6 +177,28 @@ def passes(fn: Callable, *args: Any, target: str = "cpu",
     _known(front, target)
     made, _ = _compiled(front, fn, args, target, None, (), {}, fresh)
     return [p for p in made.passes if p.changed or not changed]
+
+
+def breaks(fn: Callable, *args: Any) -> pd.DataFrame:
+    """Where Dynamo must cut the torch function ``fn``: one row a break.
+
+    Columns: the line's number and its code, and Dynamo's reason. No row means
+    that ``fn`` is one graph. ``fn`` runs once on ``args``, which have values:
+    a branch goes the way they say. What torch.compile made before in this
+    process is forgotten.
+    """
+    pd = host.need("pandas", "breaks returns its table")
+    if (front := _front_end(fn, args)) != "torch":
+        raise ValueError(f"fn is a {front} function; breaks() asks Dynamo, "
+                         "which traces torch functions.")
+    try:
+        found = torch.breaks(fn, args)
+    except Missing:
+        raise
+    except Exception as error:
+        raise ValueError(_explain(fn, args, error)) from None
+    return pd.DataFrame(found, columns=["line", "code", "reason"]
+                        ).set_index("line")
 
 
 def compare_backends(fn: Callable, *args: Any, label: str = "",
@@ -246,9 +274,10 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
     source = "".join(rung.raw for rung in xla.source(getattr(fn, "fn", fn)))
     name = recorded.key(source, target, [_describe(a) for a in args], wrt,
                         donate, sorted(meta.items())) if source else ""
-    whole = fn if wrt is None else _with_gradient(fn, args, wrt)
+    if wrt not in (None, "all", "params" if front == "torch" else "all"):
+        wrt = _numbered(args, wrt)
     try:
-        made = _run(front, whole, args, target, donate, meta, fresh)
+        made = _run(front, fn, args, target, donate, meta, fresh, wrt)
     except Missing:
         if found := recorded.find(name):
             return found
@@ -263,11 +292,14 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
 
 
 def _run(front: str, fn: Callable, args: tuple, target: str,
-         donate: tuple[int, ...], meta: dict[str, Any], fresh: bool
-         ) -> xla.Compiled:
+         donate: tuple[int, ...], meta: dict[str, Any], fresh: bool,
+         wrt: Any) -> xla.Compiled:
     if front == "Triton":
         rungs, kernel = triton.ladder(fn, args, target, meta, fresh)
         return xla.Compiled(rungs, (), (kernel,), (), {})
+    if front == "torch" and wrt is not None:
+        rungs, saved = torch.gradients(fn, args, wrt, fresh)
+        return xla.Compiled(rungs, (), (), (), saved)
     if front == "torch":
         rungs, kernels = torch.rungs(fn, args, target, fresh)
         code = "assembly" if target == "cpu" else "sass"
@@ -275,18 +307,24 @@ def _run(front: str, fn: Callable, args: tuple, target: str,
                 missing := torch.lacking(target)):
             rungs += (absent(code, missing),)
         return xla.Compiled(rungs, (), kernels, (), {})
-    return xla.compile(fn, args, target, donate, fresh)
+    whole = fn if wrt is None else _with_gradient(fn, args, wrt)
+    return xla.compile(whole, args, target, donate, fresh)
 
 
-def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
-    """A function that returns fn's value and its gradients."""
-    numbers = tuple(range(len(args))) if wrt == "all" else (
-        (wrt,) if isinstance(wrt, int) else wrt)
+def _numbered(args: tuple, wrt: Any) -> tuple[int, ...]:
+    """``wrt`` as a tuple of the numbers of arguments, checked."""
+    numbers = (wrt,) if isinstance(wrt, int) else wrt
     if not (isinstance(numbers, tuple)
             and all(isinstance(n, int) and 0 <= n < len(args)
                     for n in numbers)):
         raise ValueError(f"wrt={wrt!r} is neither \"all\" nor argument "
                          f"numbers from 0 to {len(args) - 1}.")
+    return numbers
+
+
+def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
+    """A function that returns fn's value and its gradients."""
+    numbers = tuple(range(len(args))) if wrt == "all" else wrt
 
     @functools.wraps(fn)
     def with_gradient(*values: Any) -> Any:
@@ -329,7 +367,7 @@ def _describe(value: Any) -> str:
         return (repr(value) if isinstance(value, (int, float, str))
                 else type(value).__name__)
     over = getattr(getattr(value, "sharding", None), "spec", None)
-    split = f" over {over}" if over is not None else ""
+    split = f" over {tuple(over)}" if over is not None else ""
     return f"{dtype}[{','.join(map(str, shape))}]{split}"
 
 

@@ -7,16 +7,20 @@ missing they can be named and what was recorded of them be shown.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import linecache
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
+from course_utils.compilers import recorded
 from course_utils.compilers import triton as _compiler
+from course_utils.compilers.trace import Recorder, Trace, operands
 from course_utils.compilers.triton import Built
-from course_utils.host import need
+from course_utils.host import Missing, need
 
 _OWN = ("vector_add", "matmul_bias_relu")
 _WHY = "a launch takes torch tensors"
@@ -37,11 +41,12 @@ class Launch:
     """One run of a kernel over its grid.
 
     ``result`` is the tensor the kernel stored to, or a tuple where there are
-    several (all there are where it is not known). ``where`` is "gpu" or
-    "interpreter"; ``seconds`` wall time of the call, a first compile
-    included: interpreter time says nothing about a GPU. ``trace`` is None in
-    this version; ``note`` says what was done differently from what was asked,
-    "" for nothing.
+    several (all there are where it is not known). ``where`` is "gpu",
+    "interpreter", or "recorded": then nothing ran, and result is None.
+    ``seconds`` is wall time of the call, a first compile included:
+    interpreter time says nothing about a GPU. ``trace`` is None unless asked
+    for; ``note`` says what was done differently from what was asked, "" for
+    nothing.
     """
 
     name: str
@@ -49,8 +54,16 @@ class Launch:
     where: str
     seconds: float
     grid: tuple[int, ...]
-    trace: None = None
+    trace: Trace | None = None
     note: str = ""
+
+    def difference(self, wanted: Any) -> float | str:
+        """The largest absolute difference of ``result`` from ``wanted``, a
+        tensor or array, in float64; "not run here" where nothing ran."""
+        if self.result is None:
+            return "not run here"
+        wanted = need("torch", _WHY).as_tensor(wanted).double().cpu()
+        return float((self.result.double().cpu() - wanted).abs().max())
 
     def __str__(self) -> str:
         line = (f"{self.name}, grid {self.grid}: {self.where}, "
@@ -84,27 +97,38 @@ def launch(kernel: Any, grid: Any, /, *args: Any, trace: bool = False,
     bf16 tensors are widened to fp32 and rounded back, which ``.note`` says;
     bf16 or fp8 in any other form is refused. It works on copies: a launch
     that fails changes nothing.
+
+    ``trace`` notes every memory access, in the interpreter also where there
+    is a GPU, and raises ValueError for one outside all tensors. Without
+    triton the trace recorded for these shapes stands in, if there is one.
     """
-    values, examples, options = _compiler.bind(kernel, args, meta)
-    if trace:
-        raise ValueError("trace must be False: this version of course_utils "
-                         "does not record memory accesses yet.")
+    try:
+        values, examples, options = _compiler.bind(kernel, args, meta)
+    except Missing:
+        if trace and (found := _recorded(kernel, grid, args, meta)):
+            return found
+        raise
     where = device()
     tensors = _tensors(values, examples, where)
     size = _grid(grid, values)
-    note, start = "", time.perf_counter()
-    if where == "cuda":
+    note, seen, start = "", None, time.perf_counter()
+    on_gpu = where == "cuda" and not trace
+    if on_gpu:
         made = kernel[size](**values, **options)
         need("torch", _WHY).cuda.synchronize()
     else:
-        stored, note = _interpret(kernel, size, values, tensors)
+        stored, note, seen = _interpret(kernel, size, values, tensors, trace)
     seconds = time.perf_counter() - start
-    if where == "cuda":
+    if on_gpu:
         _, stored = _compiler.accesses(made.asm["ttir"], made.src.signature)
+    if seen:
+        if where == "cuda":
+            note = f"Traced in the interpreter, not on the GPU. {note}".strip()
+        recorded.keep_trace(_key(kernel, size, values), seen)
     results = tuple(tensors[key] for key in stored or tensors)
     return Launch(kernel.__name__, results[0] if len(results) == 1
-                  else results, "gpu" if where == "cuda" else "interpreter",
-                  seconds, size, None, note)
+                  else results, "gpu" if on_gpu else "interpreter",
+                  seconds, size, seen, note)
 
 
 def device() -> str:
@@ -186,8 +210,9 @@ def _grid(grid: Any, values: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _interpret(kernel: Any, size: tuple[int, ...], values: dict[str, Any],
-               tensors: dict[str, Any]) -> tuple[list[str], str]:
-    """Names of the tensors stored to, and a note on what ran in fp32.
+               tensors: dict[str, Any], trace: bool,
+               ) -> tuple[list[str], str, Trace | None]:
+    """Names of the tensors stored to, a note on what ran in fp32, a trace.
 
     Whole storages are copied, so strides and overlaps stay as they were.
     """
@@ -200,19 +225,54 @@ def _interpret(kernel: Any, size: tuple[int, ...], values: dict[str, Any],
         if storage.data_ptr() not in flat:
             whole = tensor.new_empty(0).set_(storage)
             dtype = torch.float32 if key in wide else tensor.dtype
-            flat[storage.data_ptr()] = whole, whole.to(dtype, copy=True)
+            copy = whole.to("cpu", dtype, copy=True)
+            flat[storage.data_ptr()] = whole, copy
         whole, copy = flat[storage.data_ptr()]
         if whole.dtype != tensor.dtype:
             raise ValueError(f"{key} shares memory with a tensor of another "
                              "dtype: give it a copy, or launch on a GPU.")
         inner[key] = copy.as_strided(tensor.shape, tensor.stride(),
                                      tensor.storage_offset())
-    with torch.no_grad(), _compiler.interpreted() as (interpret, written):
+    recorder = Recorder(kernel.__name__, inner, tensors)
+    written: set[int] = set()
+
+    def note(kind: str, program: Any, addresses: Any, *rest: Any) -> None:
+        if kind != "load":
+            written.update((int(addresses.min()), int(addresses.max())))
+        if trace:
+            recorder.add(kind, program, addresses, *rest)
+
+    with torch.no_grad(), _compiler.interpreted(note) as interpret:
         interpret(kernel)[size](**{**values, **inner})
         for whole, copy in flat.values():
             whole.copy_(copy)
-    note = (f"The interpreter gets bf16 wrong: {', '.join(wide)} ran in fp32,"
+    said = (f"The interpreter gets bf16 wrong: {', '.join(wide)} ran in fp32,"
             " rounded to bf16 at the end.") if wide else ""
     return [key for key, t in inner.items() if t.numel() and any(
         t.data_ptr() <= at <= t[(-1,) * t.dim()].data_ptr()
-        for at in written)], note
+        for at in written)], said, recorder.trace(size) if trace else None
+
+
+def _key(kernel: Any, size: tuple[int, ...], values: Mapping[str, Any],
+         ) -> str:
+    """Names the recording of a trace: it depends on shapes, not on data."""
+    tensors = {k: v for k, v in values.items() if hasattr(v, "data_ptr")}
+    return recorded.key(
+        inspect.getsource(kernel.fn), "trace", size,
+        sorted({**values, **operands(tensors)}.items()))
+
+
+def _recorded(kernel: Any, grid: Any, args: tuple[Any, ...],
+              meta: Mapping[str, Any]) -> Launch | None:
+    """The recorded trace of such a launch, where there is no triton."""
+    if not isinstance(kernel, _compiler.Uncompiled):
+        return None
+    parameters = inspect.signature(kernel.fn)
+    bound = parameters.bind(*args, **{
+        k: v for k, v in meta.items() if k in parameters.parameters})
+    bound.apply_defaults()
+    size = _grid(grid, bound.arguments)
+    found = recorded.find_trace(_key(kernel, size, bound.arguments))
+    return found and Launch(
+        kernel.__name__, None, "recorded", 0.0, size, found[0],
+        f"Nothing ran here, for triton is missing: {found[1]}.")

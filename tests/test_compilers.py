@@ -1,9 +1,11 @@
 """The plumbing of course_utils.compilers: text, HLO, worker, cache."""
 
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +169,19 @@ def test_debug_strings_do_not_move_with_the_folder():
     a = text.canonical(listing.format("/tmp/fresh/clone", 26, 54))
     b = text.canonical(listing.format("/somebody/else", 26, 50))
     assert a == b and '"kernel"' in a
+
+
+def test_no_rung_of_a_triton_kernel_holds_the_folder_it_lies_in():
+    pytest.importorskip("triton")
+    from course_utils import ir, kernels
+
+    torch = pytest.importorskip("torch")
+    x = torch.empty(2048, device="meta")
+    made = ir.ladder(kernels.vector_add, x, x, x, 2048, target="h100")
+    folder = str(Path(kernels.__file__).parent).encode()
+    for rung in made:
+        held = bytes(int(byte) for byte in re.findall(
+            r"\.b8 (\d+)", rung.text))  # DWARF spells its strings in bytes
+        assert folder not in held + rung.text.encode(), rung.name
+    assert folder in bytes(int(byte) for byte in re.findall(
+        r"\.b8 (\d+)", made["ptx"].raw))

@@ -93,7 +93,8 @@ def test_eager_skips_views_and_counts_updates_in_place():
 
 def test_cpu_calls_a_library_and_generates_the_rest():
     rungs, (product, rest) = made(example, "cpu")
-    assert list(rungs) == ["python", "fx", "aten", "inductor", "assembly"]
+    assert list(rungs) == [
+        "python", "bytecode", "fx", "guards", "aten", "inductor", "assembly"]
     assert (product.author, product.who) == ("library", "ATen")
     assert product.ops == ("addmm",)
     assert product.bytes_read == 2 * (M * K + K * N + N)
@@ -109,7 +110,9 @@ def test_cpu_calls_a_library_and_generates_the_rest():
 
 def test_h100_calls_cublas_and_fuses_the_rest():
     rungs, (product, rest) = made(example, "h100")
-    assert list(rungs) == ["python", "fx", "aten", "inductor", "ptx", "sass"]
+    assert list(rungs) == [
+        "python", "bytecode", "fx", "guards", "aten", "inductor", "ptx",
+        "sass"]
     assert (product.who, product.ops) == ("cuBLAS", ("mm",))
     assert product.bytes_read == 2 * (M * K + K * N)
     assert (rest.author, rest.ops) == ("compiler", ("add", "relu"))
@@ -339,4 +342,4 @@ print(*[r.name for r in rungs], *[k.author for k in kernels])
         [sys.executable, "-c", code], text=True, capture_output=True,
         env={**environment, "PATH": str(tmp_path),
              "COURSE_CACHE": str(tmp_path)})
-    assert done.stdout == "fx aten inductor compiler\n", done.stderr
+    assert done.stdout == "fx guards aten inductor compiler\n", done.stderr

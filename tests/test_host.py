@@ -14,7 +14,7 @@ from course_utils import host
 
 ROOT = Path(host.__file__).parents[1]
 OURS = ("JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY",
-        "XLA_PYTHON_CLIENT_PREALLOCATE")
+        "XLA_PYTHON_CLIENT_PREALLOCATE", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK")
 SHOW = "import course_utils; print(course_utils.start())"
 
 
@@ -85,8 +85,8 @@ def test_start_sets_what_the_reader_has_not():
     show = f"; import os; print([os.environ.get(k) for k in {OURS!r}])"
     code = "import course_utils; course_utils.start()" + show
     out, _ = python(code)
-    platforms, log, skip, preallocate = eval(out)
-    assert platforms in ("cpu", "cuda,cpu")
+    platforms, log, skip, preallocate, unchecked = eval(out)
+    assert (platforms, unchecked) in (("cpu", "1"), ("cuda,cpu", None))
     assert (log, skip, preallocate) == ("3", "1", "false")
     out, _ = python(code, JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="0")
     assert eval(out)[:2] == ["cpu", "0"]
@@ -136,6 +136,21 @@ def test_a_driver_without_cudnn_is_no_gpu(monkeypatch):
     monkeypatch.setattr(host, "_present", lambda *names: None)
     assert host._has_gpu() is False
     assert "libcuda.so.1" in loaded
+
+
+def test_other_versions_than_the_pages_are_said(monkeypatch):
+    from tools.books import pins
+
+    monkeypatch.setattr(host, "_present", {
+        "jax": "0.10.2", "torch": "2.13.0+cpu"}.get)
+    assert host._other_versions() == ""
+    monkeypatch.setattr(host, "_present", {"torch": "2.13.0"}.get)
+    assert host._other_versions() == ""  # jax is missing, which is said
+    monkeypatch.setattr(host, "_present", {"jax": "0.7.2"}.get)
+    assert "jax 0.10.2 and torch 2.13.0" in host._other_versions()
+    pinned = {pin.name: str(pin.specifier) for pin in pins()}
+    assert all(pinned[name] == f"=={version}"
+               for name, version in host.WRITTEN_WITH.items())
 
 
 def test_jax_imported_too_early_is_said_once():

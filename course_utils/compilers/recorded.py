@@ -21,6 +21,7 @@ from typing import Any
 from course_utils import host
 from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung
 from course_utils.compilers.text import steady
+from course_utils.compilers.trace import Trace, from_data
 from course_utils.compilers.xla import Compiled
 
 FOLDER = Path(__file__).parent.parent / "recorded"
@@ -30,8 +31,8 @@ _LARGEST = 1_200_000  # characters; a larger rung is left out
 
 def key(source: str, target: str, *rest: Any) -> str:
     """Names a recording: the source without comments, and all the rest."""
-    try:
-        tree = ast.dump(ast.parse(textwrap.dedent(source)))
+    try:  # unparse: what ast.dump writes differs with Python's version
+        tree = ast.unparse(ast.parse(textwrap.dedent(source)))
     except SyntaxError:  # a lambda's line is seldom a whole statement
         tree = source.strip()
     whole = repr((tree, target, *rest)).encode()
@@ -82,3 +83,24 @@ def keep(name: str, target: str, made: Compiled) -> None:
     (FOLDER / f"{name}.json.gz").write_bytes(gzip.compress(text, mtime=0))
     index = FOLDER / "index.json"
     index.write_text(json.dumps(sorted(targets() | {target})) + "\n")
+
+
+def find_trace(name: str) -> tuple[Trace, str] | None:
+    """The recorded trace called ``name`` and where it comes from, if any."""
+    path = FOLDER / f"{name}.trace.gz"
+    if not path.exists():
+        return None
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    return from_data(data), data["provenance"]
+
+
+def keep_trace(name: str, trace: Trace) -> None:
+    """Record ``trace``, if COURSE_RECORD says that we are recording."""
+    if "COURSE_RECORD" not in os.environ:
+        return
+    FOLDER.mkdir(exist_ok=True)
+    text = json.dumps({
+        "provenance": f"recorded {date.today()} by `{COMMAND}` with triton "
+                      f"{host.version('triton')}, in its interpreter",
+        **trace.data()}).encode()  # its tensors stay in their order
+    (FOLDER / f"{name}.trace.gz").write_bytes(gzip.compress(text, mtime=0))

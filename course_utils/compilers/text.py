@@ -27,6 +27,8 @@ _STEADY = (
     (re.compile(r"(//|;) \S+\.py(:\d+:\d+)"), r"\1 <source>\2"),
     (re.compile(r'(\.asciz|\.ascii)(\s+)"/[^"]*"'), r'\1\2"<source>"'),
     (re.compile(r'!DIFile\([^)]*\)'), "!DIFile(<source>)"),
+    (re.compile(r"(\.section\s+\.debug_\w+)\s*\{[^}]*\}"),  # paths, in bytes
+     r"\1 { <debug> }"),
     (re.compile(r" *; string offset=\d+"), ""),  # moves with path lengths
     # The file of a notebook cell, and any temporary file of ours.
     (_CELL, "<cell>"),
@@ -37,6 +39,7 @@ _STEADY = (
     (re.compile(r' loc\((?:#loc\d*|"[^"]*"(?:\([^()]*\))?)\)'), ""),
     # Addresses of Python objects, and functions named by them.
     (re.compile(r"\bat 0x[0-9a-f]+"), "at 0x..."),
+    (re.compile(r"(___unnamed_scope)_\d+_c\d+"), r"\1"),  # torch 2.11
     (re.compile(r"(tools?|git)-[0-9a-f]{16,}"), r"\1-..."),
 )
 

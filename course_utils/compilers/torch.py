@@ -8,8 +8,11 @@ compiled here, and how a function travels. Floor 1.
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import io
+import linecache
+import logging
 import platform
 import re
 import sys
@@ -18,6 +21,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 
@@ -70,18 +74,70 @@ def rungs(fn: Callable, args: tuple, target: str, fresh: bool = False,
 
     ``fn`` is a torch function or ``nn.Module``, compiled for inference; of
     tensors in ``args`` only shape, strides and dtype matter, so meta and fake
-    ones do. Rungs: python (where there is a source), fx, aten, inductor, then
-    assembly (cpu) or ptx and sass, where something was generated and nothing
-    is ``lacking``. Kernels are in call order; a GPU's are compiled with the
-    first configuration Inductor proposes, since choosing takes the chip.
-    Raises ValueError where ``fn`` does not become one graph, Missing without
-    torch or triton.
+    ones do. Rungs: python and bytecode (where there are), fx, guards, aten,
+    inductor, then assembly (cpu) or ptx and sass, where something was
+    generated and nothing is ``lacking``. Kernels are in call order; a GPU's
+    are compiled with the first configuration Inductor proposes, since
+    choosing takes the chip. Raises ValueError where ``fn`` does not become
+    one graph, Missing without torch or triton.
     """
     if target not in TARGETS:
         raise ValueError(f"target={target!r} is not one Inductor compiles for "
                          f"here; it takes {', '.join(TARGETS)}.")
     found, kernels = _called("climb", fn, args, target, fresh)
-    return (*source(_plain(fn)), *found), kernels
+    return (*_own_code(fn), *found), kernels
+
+
+def gradients(fn: Callable, args: tuple, wrt: str | tuple[int, ...],
+              fresh: bool = False) -> tuple[tuple[Rung, ...], dict[str, int]]:
+    """AOTAutograd's graphs, and the bytes kept for the backward.
+
+    Rungs: python, bytecode, fx, guards, joint, forward, backward. Of "saved"
+    bytes, "saved inputs" belong to inputs, or views of inputs.
+    """
+    found, saved = _called("differentiate", fn, args, wrt, fresh)
+    return (*_own_code(fn), *found), saved
+
+
+def breaks(fn: Callable, args: tuple) -> list[tuple[int, str, str]]:
+    """Where Dynamo must stop in ``fn``, which runs: line, text, reason."""
+    torch = host.need("torch", "Dynamo, which finds graph breaks, is its part")
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    found: dict[tuple[int, str, str], None] = {}
+
+    def stopped(self: Any, *given: Any, **named: Any) -> None:
+        told = named.get("reason", given[1] if len(given) > 1 else "")
+        reason = re.search(r"Explanation: (.*)", told) or [told, told]
+        text = linecache.getline(self.f_code.co_filename, self.lineno)
+        found[self.lineno, text.strip(), reason[1].rstrip(".")] = None
+
+    torch._dynamo.reset()
+    logging.disable(logging.WARNING)
+    try:
+        with mock.patch.object(InstructionTranslatorBase, "log_graph_break",
+                               stopped):
+            torch.compile(_plain(fn), backend="eager", dynamic=False)(*args)
+    except Exception:
+        if not found:  # else it is what meta tensors do after a break
+            raise
+    finally:
+        logging.disable(logging.NOTSET)
+        torch._dynamo.reset()
+    return list(found)
+
+
+def _own_code(fn: Any) -> tuple[Rung, ...]:
+    """The python and bytecode rungs, where ``fn`` has them."""
+    fn, made = _plain(fn), io.StringIO()
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    try:
+        dis.dis(getattr(fn, "forward", fn), file=made)
+    except TypeError:  # a builtin has none
+        return source(fn)
+    return (*source(fn), Rung("bytecode", made.getvalue(), "text",
+                              f"dis, Python {platform.python_version()}", 0.0))
 
 
 def eager(fn: Callable, args: tuple, fresh: bool = False,
@@ -93,15 +149,15 @@ def eager(fn: Callable, args: tuple, fresh: bool = False,
     return _called("launches", fn, args, "cpu", fresh)
 
 
-def _called(job: str, fn: Any, args: tuple, target: str, fresh: bool) -> Any:
-    """What ``inductor``'s function ``job`` returns, cached."""
-    absent = lacking(target)
+def _called(job: str, fn: Any, args: tuple, target: Any, fresh: bool) -> Any:
+    """What ``inductor``'s ``job`` for ``target`` (or wrt) returns, cached."""
+    absent = lacking(target if target in TARGETS else "cpu")
     if absent and absent.what not in _FOR_CODE:
         raise absent
     packed = _packed(_plain(fn), args)
     # What the CPU's compiler leaves in a process harms no other; but torch
     # remembers a GPU, so each has a process of its own.
-    chip = "h100" if target == "cpu" else target
+    chip = target if target in TARGETS[1:] else "h100"
     return cache.cached(
         ("torch", job, target, not absent, re.sub(_RANDOM, b"", packed)),
         lambda: worker.call(

@@ -372,18 +372,22 @@ def accesses(ttir: str, signature: Mapping[str, str],
 
 
 @contextlib.contextmanager
-def interpreted() -> Iterator[tuple[Callable[[Any], Any], set[int]]]:
-    """Inside, ``interpret(kernel)[grid](...)`` runs a kernel in Python.
+def interpreted(note: Callable[..., None] = lambda *access: None,
+                ) -> Iterator[Callable[[Any], Any]]:
+    """Gives ``interpret``: ``interpret(kernel)[grid](...)`` runs in Python.
 
-    Gives that and a set, which gets the lowest and highest address of each
-    store. Triton's own switch spoils every later compile; these patches last
-    only as long as the ``with``. Raises what the kernel raises, and
-    ValueError for types that come out wrong: bf16 and fp8.
+    ``note(kind, program, addresses, shape, width, line)`` is called before
+    each load, store or atomic that has a lane with its mask on: addresses of
+    those lanes (uint64, row by row), shape of the block, bytes a lane, line
+    of the kernel's source. Triton's own switch spoils every later compile;
+    these patches last only as long as the ``with``. Raises what the kernel
+    or ``note`` raises, and ValueError for types that come out wrong: bf16
+    and fp8.
     """
     triton = _triton()
     interpreter, jit = triton.interpreter, triton.jit.JITFunction
     language, memory = triton.package.language, triton.memory
-    kind_of, written = interpreter._get_np_dtype, set()
+    kind_of, running = interpreter._get_np_dtype, []
 
     @functools.cache
     def interpret(fn: Any) -> Any:
@@ -395,6 +399,18 @@ def interpreted() -> Iterator[tuple[Callable[[Any], Any], set[int]]]:
         run.rewritten_fn = {}  # its own: Triton's outlives the with
         return run
 
+    def start(kernel: Any) -> Any:
+        running[:] = [kernel.fn.__code__]
+        return interpret(kernel.fn)
+
+    def line() -> int:
+        """Of the kernel's source, 1 its first; 0 if it is not running."""
+        frame, code = sys._getframe(2), running[0]
+        while frame and (frame.f_code.co_filename, frame.f_code.co_name) != (
+                code.co_filename, code.co_name):
+            frame = frame.f_back
+        return frame.f_lineno - code.co_firstlineno + 1 if frame else 0
+
     def checked(kind: Any) -> Any:
         if re.match("bf16|fp8", str(getattr(kind, "scalar", kind))):
             raise ValueError(
@@ -403,24 +419,52 @@ def interpreted() -> Iterator[tuple[Callable[[Any], Any], set[int]]]:
                 ", or launch on a GPU.")
         return kind_of(kind)
 
-    def noting(call: Callable[..., Any], at: int) -> Callable[..., Any]:
-        def noted(*args: Any) -> Any:  # pointers, a value, perhaps a mask
-            mask = args[at + 2]
-            where = args[at][mask] if mask.dtype == bool else args[at]
-            if where.size:
-                written.update((int(where.min()), int(where.max())))
+    def noting(name: str, kind: str, at: int, value: int,
+               mask: int | None) -> None:
+        call = getattr(memory, name)
+
+        def noted(*args: Any) -> Any:
+            where = args[at]
+            lanes = (where.ravel() if mask is None
+                     else where[args[mask].astype(bool)])
+            if lanes.size:
+                note(kind, interpreter.interpreter_builder.grid_idx, lanes,
+                     where.shape, args[value].dtype.itemsize, line())
             return call(*args)
-        return noted
+
+        scope.set_attr(memory, name, noted)
+
+    builder = interpreter.InterpreterBuilder
+    whole_dot = builder.create_dot
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        # In pieces too small for BLAS to share among threads, which wait for
+        # each other by spinning: with other work about, 1000 times slower.
+        m, n, k = *d.data.shape[-2:], a.data.shape[-1]
+        rows = math.gcd(m, max(1, 2**18 // (n * k)))
+
+        def cut(handle: Any) -> Any:
+            *batch, high, wide = handle.data.shape
+            return interpreter.TensorHandle(handle.data.reshape(
+                *batch, high // rows, rows, wide), handle.dtype)
+
+        every = interpreter.TensorHandle(b.data[..., None, :, :], b.dtype)
+        made = whole_dot(self, cut(a), every, cut(d), *rest)
+        made.data = made.data.reshape(d.data.shape)
+        return made
 
     scope = triton.patch(SimpleNamespace(
         __globals__={"tl": language, "core": language.core}))
     scope.set_attr(jit, "__call__", lambda self, *args, **kwargs: (
         interpret(self.fn).rewrite()(*args, **kwargs)))
     scope.set_attr(interpreter, "_get_np_dtype", checked)
-    for name, at in (("store", 0), ("atomic_rmw", 1), ("atomic_cas", 0)):
-        scope.set_attr(memory, name, noting(getattr(memory, name), at))
+    scope.set_attr(builder, "create_dot", dot)
+    noting("load", "load", 0, value=2, mask=1)  # pointers, mask, other
+    noting("store", "store", 0, value=1, mask=2)  # pointers, value, mask
+    noting("atomic_rmw", "atomic", 1, value=2, mask=3)  # operation first
+    noting("atomic_cas", "atomic", 0, value=1, mask=None)
     try:
-        yield lambda kernel: interpret(kernel.fn), written
+        yield start
     except interpreter.InterpreterError as error:
         raise (error.__cause__ or error) from None
     finally:

@@ -30,8 +30,10 @@ import cloudpickle
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TPU_SKIP_MDS_QUERY": "1"}
 # libtpu otherwise lets one process a machine load it, chips or no chips.
 _TPU = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+# jax 0.7's CUDA plugin otherwise hides its compiler where no driver is.
+_CUDA = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 ENVIRONMENT = {
-    "xla": {**_QUIET, **_TPU, "JAX_PLATFORMS": "cpu"},
+    "xla": {**_QUIET, **_TPU, **_CUDA, "JAX_PLATFORMS": "cpu"},
     "torch": {"CUDA_VISIBLE_DEVICES": ""},
 }
 SCRATCH = "{scratch}"  # in a variable: the worker's own temporary folder

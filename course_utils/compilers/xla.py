@@ -37,6 +37,7 @@ TPU_TOPOLOGIES = {  # names that libtpu accepts; the smallest of each
 GPUS = ("t4", "a100", "h100", "b200")
 TARGETS = ("cpu", *GPUS, *TPU_TOPOLOGIES)
 
+_NEEDS_THE_CHIP = ("0.7.", "0.8.")  # versions of jax whose XLA:GPU measures
 # What XLA emits follows the host's vector width; AVX2 is the same everywhere.
 _CPU_FLAGS = "--xla_cpu_max_isa=AVX2"
 _LLO_PASSES = "(original|final_bundles)"  # of about 70 that libtpu can dump
@@ -92,11 +93,17 @@ def _need(target: str) -> None:
     if target in TPU_TOPOLOGIES and host.version("libtpu") is None:
         raise Missing("libtpu", f"it holds the compiler for {target}",
                       "Run: pip install libtpu (Linux x86-64 only)")
-    if target in GPUS and not any(
-            host.version(f"jax-cuda{n}-plugin") for n in (12, 13)):
+    plugin = next(filter(None, (
+        host.version(f"jax-cuda{n}-plugin") for n in (13, 12))), None)
+    if target in GPUS and plugin is None:
         raise Missing("The CUDA plugin of jax",
                       f"it holds XLA's compiler for {target}",
                       "Run: pip install jax-cuda13-plugin (Linux only)")
+    if target in GPUS and plugin.startswith(_NEEDS_THE_CHIP):
+        raise Missing("A newer CUDA plugin of jax",
+                      f"version {plugin} compiles for {target} only where "
+                      "that chip is", "Run, except on Colab: pip install "
+                      "--upgrade jax jax-cuda13-plugin")
 
 
 def _environment(target: str) -> dict[str, str]:
@@ -122,8 +129,8 @@ def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
     rungs = list(source(fn))
     start = clock()
     traced = jax.jit(fn, donate_argnums=donate).trace(*args)
-    rungs.append(Rung("jaxpr", str(traced.jaxpr), "jaxpr", tool,
-                      clock() - start))
+    text = traced.jaxpr.pretty_print(use_color=False)  # a page has its own
+    rungs.append(Rung("jaxpr", text, "jaxpr", tool, clock() - start))
     start = clock()
     lowered = traced.lower(lowering_platforms=(kind,))
     module = lowered.as_text(debug_info=True)
@@ -257,10 +264,11 @@ def _collect(executable: Any, target: str, folder: Path, llo: Path,
     if calls := hlo.library_calls(optimized, kernels):
         rungs.append(Rung("library", calls, "hlo", tool, 0.0))
     stats = executable.get_compiled_memory_stats()
+    assigned = _first(folder, "*buffer-assignment.txt")
     return Compiled(
         tuple(rungs), _passes(folder), kernels,
-        hlo.buffers(_first(folder, "*buffer-assignment.txt"),
-                    _first(folder, "*live-range.txt")),
+        hlo.buffers(assigned,  # in jax 0.7 it is all one file
+                    _first(folder, "*live-range.txt") or assigned),
         {name: getattr(stats, f"{name}_size_in_bytes")
          for name in ("argument", "output", "alias", "temp")})
 

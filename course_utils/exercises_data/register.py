@@ -21,6 +21,8 @@ class Exercise:
     ``wrong`` pairs a typical mistake, as a function of the right answer,
     with a sentence that teaches. ``judge(answer, right)``, if given, decides
     instead: it returns "" for right, else a sentence saying what is wrong.
+    A number is right within ``rel_tol`` of itself: loosely, where the
+    question's own numbers are measured or rounded.
     """
 
     number: str
@@ -30,6 +32,7 @@ class Exercise:
     why: str
     wrong: tuple[tuple[Callable[[Any], Any], str], ...]
     judge: Callable[[Any, Any], str] | None
+    rel_tol: float = 1e-9
 
 
 EXERCISES: dict[str, Exercise] = {}
@@ -48,6 +51,7 @@ MEBI = (lambda right: right / 2**20,
 def exercise(number: str, *, hints: tuple[str, ...], why: str,
              wrong: tuple[Any, ...] = (),
              judge: Callable[[Any, Any], str] | None = None,
+             rel_tol: float = 1e-9,
              ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Register the decorated function; ValueError if ``number`` is taken."""
 
@@ -56,7 +60,7 @@ def exercise(number: str, *, hints: tuple[str, ...], why: str,
             raise ValueError(f"exercise {number} is there twice: renumber.")
         question = " ".join((solve.__doc__ or "").split())
         EXERCISES[number] = Exercise(number, question, functools.cache(solve),
-                                     hints, why, wrong, judge)
+                                     hints, why, wrong, judge, rel_tol)
         return solve
 
     return register

@@ -40,7 +40,7 @@ STAGES = (
           "capture, lower"),
     Stage("IR to executable", "What does a compiler decide?", "executable",
           "fuse, lay out, place buffers, emit code"),
-    Stage("Dispatch to kernel", "Who starts the work?", "kernel execution",
+    Stage("Dispatch to kernel", "When is the work done?", "kernel execution",
           "queue, launch, wait"),
     Stage("Kernel to chip", "Where does time go?", "inside the chip",
           "schedule, load, multiply, store"),
@@ -111,12 +111,14 @@ def card(n: int, received: str, handed_on: str) -> Figure:
 @themed
 def ladder(columns: Mapping[str, Sequence[tuple[str, str]]] | Iterable[Any],
            trunk: Sequence[tuple[str, str]] = (), lines: int = 6,
-           title: str = "One function, rung by rung") -> Figure:
+           title: str = "One function, rung by rung",
+           apart: Sequence[str] = ()) -> Figure:
     """Real excerpts of one function's representations, top to bottom.
 
     ``trunk`` are the (name, excerpt) all targets share, ``columns`` maps a
     target's name to its own; an ``ir`` ladder is a trunk alone. ``lines`` is
-    the most an excerpt shows; fewer where there is no room.
+    the most an excerpt shows; fewer where there is no room. Columns named in
+    ``apart`` do not come from the trunk: no arrow leads there.
     """
     if not isinstance(columns, Mapping):
         trunk, columns = [(rung.name, rung.text) for rung in columns], {}
@@ -147,7 +149,7 @@ def ladder(columns: Mapping[str, Sequence[tuple[str, str]]] | Iterable[Any],
         x, y, w = own[0]
         ax.text(x + w / 2, y - gap + 2, target, va="top", ha="center",
                 weight="bold", color=BLUE)
-        if trunk:
+        if trunk and target not in apart:
             links.append((spots[len(trunk) - 1], (x, y - gap, w)))
         links += itertools.pairwise(own)
         spots += own

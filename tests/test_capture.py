@@ -1,0 +1,203 @@
+"""How torch functions are captured: bytecode, guards, breaks, gradients."""
+
+import dis
+import functools
+import io
+import logging
+import math
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from course_utils import ir  # noqa: E402
+
+M, K, N = 6, 5, 4
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "cache"))
+
+
+def example(x, w, b):
+    return torch.relu(x @ w + b)
+
+
+def chatty(x):
+    print("first")
+    y = x * 2
+    print("then")
+    return y + 1
+
+
+def flip(x):
+    y = x * 2
+    if y.sum() > 0:
+        return y + 1
+    return y - 1
+
+
+def helper(x):
+    print("inside")
+    return x + 1
+
+
+def calls(x):
+    return helper(x * 2) * 3
+
+
+def item(x):
+    return x * x.sum().item()
+
+
+def arguments(dtype=torch.float64, device="meta"):
+    return [torch.empty(shape, dtype=dtype, device=device)
+            for shape in ((M, K), (K, N), (N,))]
+
+
+@functools.cache
+def learned(fn=example, wrt="all"):
+    return ir.ladder(fn, *arguments(), wrt=wrt, fresh=True)
+
+
+def graph(ladder, name):
+    """The printed graph, as a function."""
+    names = {"torch": torch, "device": torch.device}
+    exec(ladder[name].text, names)
+    module = next(v for v in names.values() if isinstance(v, type)
+                  and v is not torch.device)
+    return functools.partial(module.forward, None)
+
+
+def test_the_rungs_of_a_training_step():
+    assert learned().names == ("python", "bytecode", "fx", "guards", "joint",
+                               "forward", "backward")
+
+
+def test_the_bytecode_is_pythons():
+    made = io.StringIO()
+    dis.dis(example, file=made)
+    assert learned()["bytecode"].raw == made.getvalue()
+    bound = functools.partial(example, b=torch.ones(N, device="meta"))
+    assert "BINARY_OP" in ir.ladder(
+        bound, *arguments(torch.float32)[:2], wrt=0)["bytecode"].text
+    module = ir.ladder(torch.nn.Linear(3, 2), torch.ones(2, 3), wrt=0)
+    assert "linear" in module["bytecode"].text
+    assert "bytecode" not in ir.ladder(torch.neg, torch.ones(2), wrt=0).names
+
+
+@pytest.mark.parametrize("fn", [
+    example, lambda x, w, b: torch.nn.functional.layer_norm(
+        x @ w, (N,), b) * torch.tanh(b)], ids=["relu", "layer norm"])
+def test_the_printed_graphs_compute_values_and_gradients(fn):
+    """Executed as printed, they agree with autograd, in float64."""
+    made = learned(fn)
+    torch.manual_seed(0)
+    args = [torch.randn(a.shape, dtype=a.dtype, requires_grad=True)
+            for a in arguments()]
+    y, *saved = graph(made, "forward")(*[a.detach() for a in args])
+    want = fn(*args)
+    slope = torch.randn(want.shape, dtype=want.dtype)
+    torch.testing.assert_close(y, want.detach())
+    torch.testing.assert_close(
+        graph(made, "backward")(*saved, slope),
+        torch.autograd.grad(want, args, slope))
+
+
+def test_what_is_saved():
+    for dtype in (torch.float64, torch.bfloat16):
+        memory = ir.ladder(example, *arguments(dtype), wrt="all").memory
+        inputs = (M * K + K * N) * dtype.itemsize  # for the two products
+        assert memory == {"saved": inputs + M * N,  # one bool each
+                          "saved inputs": inputs}
+    only = ir.ladder(example, *arguments(torch.bfloat16), wrt=2).memory
+    assert only == {"saved": M * N, "saved inputs": 0}  # no product's slope
+
+
+def test_parameters_of_a_module():
+    made = ir.ladder(torch.nn.Linear(3, 2), torch.ones(7, 3), wrt="params")
+    shapes = re.findall(r"(\w+): \"f32(\[.*?\])\[", made["backward"].text)
+    returned = made["backward"].text.rsplit("return ", 1)[1].strip(" ()\n")
+    named = dict(shapes)
+    assert [named.get(r) for r in returned.split(", ")] == [
+        "[2, 3]", "[2]", None]
+    assert made.memory == {"saved": 7 * 3 * 4, "saved inputs": 7 * 3 * 4}
+
+
+def test_guards_hold_the_shapes_and_nothing_of_this_run():
+    text = learned()["guards"].text
+    for name, size, stride in (("x", [M, K], [K, 1]), ("w", [K, N], [N, 1]),
+                               ("b", [N], [1])):
+        assert re.search(
+            rf"TENSOR_MATCH: check_tensor\(L\['{name}'\], .*torch\.float64, "
+            rf".*size={re.escape(str(size))}, "
+            rf"stride={re.escape(str(stride))}\)", text)
+    assert not re.search(r"\d{9,}|0x[0-9a-f]{6,}|\.py\b|/tmp", text)
+    again = ir.ladder(example, *arguments(), wrt="all", fresh=True)
+    assert again["guards"].text == text
+    assert "guards" in ir.ladder(example, *arguments(),
+                                 target="cpu").names
+
+
+@pytest.mark.parametrize("fn, codes, word", [
+    (chatty, ['print("first")', 'print("then")'], "print"),
+    (flip, ["if y.sum() > 0:"], "data-dependent branching"),
+    (calls, ["return helper(x * 2) * 3", 'print("inside")'], "print"),
+    (item, ["return x * x.sum().item()"], "item()"),
+    (torch.relu, [], ""),
+    (lambda x: x + 1, [], ""),
+], ids=["prints", "branch", "helper", "item", "builtin", "none"])
+def test_breaks(fn, codes, word, capfd):
+    found = ir.breaks(fn, torch.ones(3))
+    assert list(found.code) == codes
+    assert all(word in reason and "\n" not in reason
+               for reason in found.reason)
+    if codes:
+        first = fn.__code__.co_firstlineno
+        assert first < found.index[0] < first + 6
+    assert capfd.readouterr().err == ""  # Dynamo's warnings
+    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_a_branch_on_a_value_that_is_not_there():
+    assert len(ir.breaks(flip, torch.ones(3, device="meta"))) == 1
+
+
+def test_breaks_runs_the_function_once(capsys):
+    ir.breaks(chatty, torch.ones(3))
+    assert capsys.readouterr().out == "first\nthen\n"
+
+
+@pytest.mark.parametrize("fn, line", [(flip, 2), (chatty, 1)])
+def test_the_ladder_names_the_line_of_a_break(fn, line):
+    line += fn.__code__.co_firstlineno
+    for options in ({}, {"wrt": 0}):
+        with pytest.raises(ValueError, match=(
+                rf"\(line {line}, in {fn.__name__}\)")) as caught:
+            ir.ladder(fn, torch.ones(3), **options)
+        assert "\n" not in str(caught.value)
+
+
+def fails(x):
+    return x @ torch.ones(7, 7)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda: ir.ladder(example, *arguments(), wrt=3), "from 0 to 2"),
+    (lambda: ir.ladder(example, *arguments(), wrt=0, target="h100"),
+     "leave target out"),
+    (lambda: ir.ladder(example, *arguments(), donate=(0,)), "is for JAX"),
+    (lambda: ir.ladder(lambda x: x + 1, torch.ones(2, dtype=torch.int32),
+                       wrt=0), "floating point"),
+    (lambda: ir.ladder(lambda x: x > 0, torch.ones(2), wrt=0),
+     "no result depends"),
+    (lambda: ir.breaks(fails, torch.ones(3)), r"fails\(x: .*\[3\]\)"),
+    (lambda: ir.breaks(math.sqrt, 2.0), "JAX function"),
+], ids=["argument", "target", "donate", "integer", "constant", "error",
+        "front end"])
+def test_what_does_not_fit_is_one_sentence(call, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
