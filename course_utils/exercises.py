@@ -117,11 +117,11 @@ def _fault(exercise: Exercise, answer: Any, right: Any) -> str:
     if not fault:
         return ""
     # An exact mistake first; then a right answer, or a mistake, rounded.
-    for rel_tol in (1e-9, 1e-3):
+    for rel_tol in (1e-9, max(1e-3, exercise.rel_tol)):
         for mistake, teach in exercise.wrong:
             if not _differ(answer, mistake(right), rel_tol):
                 return teach
-        if not _differ(answer, right, 1e-3):
+        if not _differ(answer, right, 1e-3) and "whole number" not in fault:
             return "Close: the exact value is asked for."
     return fault
 
@@ -145,6 +145,8 @@ def _differ(answer: Any, right: Any, rel_tol: float = 1e-9) -> str:
         return f"this asks for a number; {shown} is none."
     if abs(answer - right) <= rel_tol * abs(right):
         return ""
+    if isinstance(right, numbers.Integral) and abs(answer - right) < 1:
+        return f"a whole number is asked for: round {shown} up or down."
     return f"{shown} is too {'low' if answer < right else 'high'}."
 
 
@@ -159,12 +161,13 @@ def _file() -> Path:
 
 
 def _book() -> dict[str, list[str]]:
-    """What is known; a file that cannot be read is begun anew."""
+    """What is known; a file that is not such a book is begun anew."""
     try:
         stored = json.loads(_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        stored = {}
-    return _memory | stored
+        return _memory | {number: [*map(str, events)]
+                          for number, events in stored.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return dict(_memory)
 
 
 def _record(number: str, event: str) -> None:

@@ -7,6 +7,7 @@ lists what XLA changed on the way. Floor 2.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -19,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 from course_utils import host
 from course_utils.compilers import recorded, torch, triton, worker, xla
 from course_utils.compilers import text as _text
-from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung, absent
+from course_utils.compilers.rung import (
+    Buffer,
+    Compiled,
+    Kernel,
+    Pass,
+    Rung,
+    absent,
+)
 from course_utils.host import Missing
 
 if TYPE_CHECKING:
@@ -33,8 +41,7 @@ _BACKENDS = {"JAX": ("cpu", "h100", "tpu-v5e"),
 _ELSEWHERE = {("JAX", "mi300x"): "needs XLA's ROCm build",
               ("torch", "mi300x"): "needs torch's ROCm build",
               ("Triton", "cpu"): "runs there in the interpreter only"}
-_WORKS = {"JAX": xla.works, "torch": torch.works,
-          "Triton": triton.works}
+_WORKS = {"JAX": xla.works, "torch": torch.works, "Triton": triton.works}
 _MACHINE_CODE = ("assembly", "sass", "amdgcn", "bundles")
 _ENDINGS = {"python": "py", "mlir": "mlir", "hlo": "hlo", "llvm": "ll",
             "asm": "s", "ptx": "ptx", "sass": "sass", "cpp": "cpp"}
@@ -86,7 +93,8 @@ class Ladder:
 
     def diff(self, a: str, b: str) -> Rung:
         """Lines that differ between rungs ``a`` and ``b``, ids hidden."""
-        before, after = (_without_ids(self[name].text).splitlines()
+        before, after = (re.sub(r"(%[A-Za-z_][\w-]*?)[.\d]+\b", r"\1",
+                                self[name].text).splitlines()
                          for name in (a, b))
         lines = difflib.unified_diff(before, after, a, b, lineterm="", n=1)
         return Rung(f"{a} -> {b}", "\n".join(lines), "diff", "difflib", 0.0)
@@ -110,19 +118,20 @@ class Ladder:
             columns=["rung", "tool", "lines", "characters"]
         ).set_index("rung")
 
+    def _head(self) -> str:
+        head = f"{self.function} on {self.target}, {self.front_end}"
+        return f"{head}\n{self.recorded}" if self.recorded else head
+
     def __str__(self) -> str:
-        rows = [f"{r.name:14} {len(r.text.splitlines()):7,} lines  {r.tool}"
-                for r in self.rungs]
-        head = f"{self.function} on {self.target}"
-        return "\n".join([*filter(None, [head, self.recorded]), *rows])
+        return "\n".join([self._head(), *(
+            f"{r.name:14} {len(r.text.splitlines()):7,} lines  {r.tool}"
+            for r in self.rungs)])
 
     def _repr_html_(self) -> str:
-        head = f"{self.function} on {self.target}, {self.front_end}"
-        head += f"\n{self.recorded}" if self.recorded else ""
         parts = [_text.folded(
             f"{r.name}: {len(r.text.splitlines()):,} lines, by {r.tool}",
             _text.html(r.text[:8000], r.language)) for r in self.rungs]
-        return _text.html(head, "text") + "".join(parts)
+        return _text.html(self._head(), "text") + "".join(parts)
 
 
 def ladder(fn: Callable, *args: Any, target: str = "cpu",
@@ -135,11 +144,11 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
     torch function or module (real or meta tensors), or a Triton kernel
     (``meta`` holds its constexprs, ``num_warps`` and ``num_stages``). ``wrt``
     takes the gradient along: "all" or argument numbers, in JAX with a
-    cotangent of ones; in torch also "params" (of a module), and the ladder
-    ends at AOTAutograd's forward and backward graphs, with the bytes saved
-    between them in ``memory`` ("saved", "saved inputs"). ``donate`` (JAX)
-    numbers the arguments whose buffers the result may take over. ``fresh``
-    compiles again what the cache has.
+    cotangent of ones; in torch also "params", and the ladder ends at
+    AOTAutograd's forward and backward graphs, with the bytes kept between
+    them in ``memory`` ("saved", "saved inputs"). ``donate`` (JAX) numbers
+    arguments whose buffers the result may take over. ``fresh`` compiles again
+    what the cache has.
 
     Where this machine lacks the compiler, a recording of the same function
     and arguments is shown if there is one (``.recorded`` says from where),
@@ -157,10 +166,9 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
     if wrt is not None and front == "torch" and target != "cpu":
         raise ValueError("with wrt the ladder of a torch function ends at "
                          "graphs that no target changes: leave target out.")
-    made, recorded = _compiled(front, fn, args, target, wrt, donate, meta,
-                               fresh)
+    made, whence = _compiled(front, fn, args, target, fresh, wrt, donate, meta)
     return Ladder(_name(fn), front, target, made.rungs, made.kernels,
-                  made.memory, made.buffers, recorded)
+                  made.memory, made.buffers, whence)
 
 
 def passes(fn: Callable, *args: Any, target: str = "cpu",
@@ -175,29 +183,28 @@ def passes(fn: Callable, *args: Any, target: str = "cpu",
         raise ValueError(f"fn is a {front} function; passes() shows those of "
                          "XLA, which compiles JAX functions.")
     _known(front, target)
-    made, _ = _compiled(front, fn, args, target, None, (), {}, fresh)
+    made, _ = _compiled(front, fn, args, target, fresh, None, (), {})
     return [p for p in made.passes if p.changed or not changed]
 
 
 def breaks(fn: Callable, *args: Any) -> pd.DataFrame:
-    """Where Dynamo must cut the torch function ``fn``: one row a break.
+    """Where Dynamo stops in the torch function ``fn``: one row a break.
 
-    Columns: the line's number and its code, and Dynamo's reason. No row means
-    that ``fn`` is one graph. ``fn`` runs once on ``args``, which have values:
-    a branch goes the way they say. What torch.compile made before in this
-    process is forgotten.
+    One row for each time it meets what it cannot follow: the line, its code,
+    the function that is in, and Dynamo's reason, which says so where it gives
+    up the function or the rest of it. (``torch._dynamo.explain`` counts
+    graphs instead: a break in a helper cuts its caller too, and one before
+    the first operation cuts nothing.) ``fn`` runs once on ``args``, which have
+    values: a branch goes the way they say. What torch.compile made before in
+    this process is forgotten.
     """
     pd = host.need("pandas", "breaks returns its table")
-    if (front := _front_end(fn, args)) != "torch":
+    if (front := _front_end(fn, args, "torch")) != "torch":
         raise ValueError(f"fn is a {front} function; breaks() asks Dynamo, "
                          "which traces torch functions.")
-    try:
+    with _explained(fn, args):
         found = torch.breaks(fn, args)
-    except Missing:
-        raise
-    except Exception as error:
-        raise ValueError(_explain(fn, args, error)) from None
-    return pd.DataFrame(found, columns=["line", "code", "reason"]
+    return pd.DataFrame(found, columns=["line", "code", "function", "reason"]
                         ).set_index("line")
 
 
@@ -226,8 +233,11 @@ def compare_backends(fn: Callable, *args: Any, label: str = "",
                 else f"{_COMPILERS[front]}, {backend}")
         name = f"{label}, {name}" if label else name
         try:
-            found = (_eager(fn, args) if backend == "eager" else
-                     ladder(fn, *args, target=backend, **meta).kernels)
+            if backend == "eager":
+                with _explained(fn, args):
+                    found = torch.eager(fn, args)
+            else:
+                found = ladder(fn, *args, target=backend, **meta).kernels
         except Missing as missing:
             rows.append((name, "", "missing", str(missing), "", None, None))
             continue
@@ -239,23 +249,13 @@ def compare_backends(fn: Callable, *args: Any, label: str = "",
         "bytes_written"]).set_index(["back end", "kernel"])
 
 
-def _eager(fn: Callable, args: tuple) -> tuple[Kernel, ...]:
-    try:
-        return torch.eager(fn, args)
-    except (Missing, worker.CompilerError):
-        raise
-    except Exception as error:
-        raise ValueError(_explain(fn, args, error)) from None
-
-
 def targets() -> pd.DataFrame:
     """Front end x target: "works", "recorded", or why not, on this machine."""
     pd = host.need("pandas", "targets returns a table")
-    known = {front: list(names) for front, names in _TARGETS.items()}
-    every = list(dict.fromkeys(sum(known.values(), [])))
+    every = list(dict.fromkeys(sum(_TARGETS.values(), ())))
     return pd.DataFrame(
         {front: [_state(front, target) for target in every]
-         for front in known}, index=every).rename_axis("target")
+         for front in _TARGETS}, index=every).rename_axis("target")
 
 
 def _state(front: str, target: str) -> str:
@@ -267,9 +267,9 @@ def _state(front: str, target: str) -> str:
     return why or "works"
 
 
-def _compiled(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
-              donate: tuple[int, ...], meta: dict[str, Any], fresh: bool
-              ) -> tuple[xla.Compiled, str]:
+def _compiled(front: str, fn: Callable, args: tuple, target: str, fresh: bool,
+              wrt: Any, donate: tuple[int, ...], meta: dict[str, Any],
+              ) -> tuple[Compiled, str]:
     """What the front end's compiler makes, or what was recorded of it."""
     source = "".join(rung.raw for rung in xla.source(getattr(fn, "fn", fn)))
     name = recorded.key(source, target, [_describe(a) for a in args], wrt,
@@ -277,55 +277,44 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, wrt: Any,
     if wrt not in (None, "all", "params" if front == "torch" else "all"):
         wrt = _numbered(args, wrt)
     try:
-        made = _run(front, fn, args, target, donate, meta, fresh, wrt)
+        with _explained(fn, args):
+            if front == "JAX":
+                whole = fn if wrt is None else _with_gradient(
+                    fn, range(len(args)) if wrt == "all" else wrt)
+                made = xla.compile(whole, args, target, donate, fresh)
+            elif front == "Triton":
+                rungs, kernel = triton.ladder(fn, args, target, meta, fresh)
+                made = Compiled(rungs, kernels=(kernel,))
+            elif wrt is not None:
+                rungs, saved = torch.gradients(fn, args, wrt, fresh)
+                made = Compiled(rungs, memory=saved)
+            else:
+                rungs, kernels = torch.rungs(fn, args, target, fresh)
+                code = "assembly" if target == "cpu" else "sass"
+                missing = torch.lacking(target)
+                if missing and code not in [rung.name for rung in rungs]:
+                    rungs += (absent(code, missing),)
+                made = Compiled(rungs, kernels=kernels)
     except Missing:
         if found := recorded.find(name):
             return found
         raise
-    except (worker.CompilerError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        raise ValueError(_explain(fn, args, error)) from None
     if name:
         recorded.keep(name, target, made)
     return made, ""
 
 
-def _run(front: str, fn: Callable, args: tuple, target: str,
-         donate: tuple[int, ...], meta: dict[str, Any], fresh: bool,
-         wrt: Any) -> xla.Compiled:
-    if front == "Triton":
-        rungs, kernel = triton.ladder(fn, args, target, meta, fresh)
-        return xla.Compiled(rungs, (), (kernel,), (), {})
-    if front == "torch" and wrt is not None:
-        rungs, saved = torch.gradients(fn, args, wrt, fresh)
-        return xla.Compiled(rungs, (), (), (), saved)
-    if front == "torch":
-        rungs, kernels = torch.rungs(fn, args, target, fresh)
-        code = "assembly" if target == "cpu" else "sass"
-        if code not in [r.name for r in rungs] and (
-                missing := torch.lacking(target)):
-            rungs += (absent(code, missing),)
-        return xla.Compiled(rungs, (), kernels, (), {})
-    whole = fn if wrt is None else _with_gradient(fn, args, wrt)
-    return xla.compile(whole, args, target, donate, fresh)
-
-
 def _numbered(args: tuple, wrt: Any) -> tuple[int, ...]:
     """``wrt`` as a tuple of the numbers of arguments, checked."""
-    numbers = (wrt,) if isinstance(wrt, int) else wrt
-    if not (isinstance(numbers, tuple)
-            and all(isinstance(n, int) and 0 <= n < len(args)
-                    for n in numbers)):
+    numbers = wrt if isinstance(wrt, tuple) else (wrt,)
+    if not all(isinstance(n, int) and 0 <= n < len(args) for n in numbers):
         raise ValueError(f"wrt={wrt!r} is neither \"all\" nor argument "
                          f"numbers from 0 to {len(args) - 1}.")
     return numbers
 
 
-def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
+def _with_gradient(fn: Callable, numbers: Sequence[int]) -> Callable:
     """A function that returns fn's value and its gradients."""
-    numbers = tuple(range(len(args))) if wrt == "all" else wrt
-
     @functools.wraps(fn)
     def with_gradient(*values: Any) -> Any:
         import jax
@@ -338,8 +327,18 @@ def _with_gradient(fn: Callable, args: tuple, wrt: Any) -> Callable:
     return with_gradient
 
 
+@contextlib.contextmanager
+def _explained(fn: Callable, args: tuple) -> Iterator[None]:
+    """Whatever a tracer or compiler throws in it becomes one sentence."""
+    try:
+        yield
+    except (Missing, worker.CompilerError):
+        raise
+    except Exception as error:
+        raise ValueError(_explain(fn, args, error)) from None
+
+
 def _explain(fn: Callable, args: tuple, error: Exception) -> str:
-    """One sentence for whatever a tracer or compiler threw."""
     given = [_describe(a) for a in args]
     try:
         bound = inspect.signature(fn).bind(*args).arguments
@@ -371,34 +370,39 @@ def _describe(value: Any) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]{split}"
 
 
-def _front_end(fn: Callable, args: tuple) -> str:
-    """"JAX", "torch" or "Triton", told without importing any of them."""
+def _front_end(fn: Callable, args: tuple, otherwise: str = "JAX") -> str:
+    """"JAX", "torch" or "Triton", told without importing any of them.
+
+    ``otherwise`` where neither arguments nor the names in the code tell.
+    """
     def roots(value: Any) -> set[str]:
         return {c.__module__.partition(".")[0] for c in type(value).__mro__}
 
-    def leaves(tree: Any) -> Iterator[Any]:
-        inner = tree.values() if isinstance(tree, dict) else tree
+    def within(tree: Any) -> set[str]:
         if isinstance(tree, (dict, list, tuple)):
-            for part in inner:
-                yield from leaves(part)
-        else:
-            yield tree
+            parts = tree.values() if isinstance(tree, dict) else tree
+            return set().union(*map(within, parts))
+        return roots(tree)
 
     if "triton" in roots(fn) or isinstance(fn, triton.Uncompiled):
         return "Triton"
     if not callable(fn):
         raise TypeError(f"fn is a {type(fn).__name__}, not a function: pass "
                         "the function itself, not its result.")
-    kinds = set().union(roots(fn), *map(roots, leaves(args)))
+    kinds = roots(fn) | within(args)
     if "torch" in kinds and kinds & {"jax", "jaxlib"}:
         raise TypeError("args mix torch tensors and JAX arrays: give all of "
                         "one kind.")
     if not kinds & {"torch", "jax", "jaxlib"}:  # then what the code names
         inner = inspect.unwrap(getattr(fn, "func", fn))
         names = getattr(getattr(inner, "__code__", None), "co_names", ())
-        used = [getattr(inner, "__globals__", {}).get(n) for n in names]
-        if any(getattr(m, "__name__", "") == "torch" for m in used):
-            return "torch"
+        for name in names:
+            used = getattr(inner, "__globals__", {}).get(name)
+            home = getattr(used, "__module__", None) or getattr(
+                used, "__name__", "")  # of a function, of a module
+            kinds |= roots(used) | {str(home).partition(".")[0]}
+    if not kinds & {"torch", "jax", "jaxlib"}:
+        return otherwise
     return "torch" if "torch" in kinds else "JAX"
 
 
@@ -417,6 +421,3 @@ def _nearest(name: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(str(name), known, n=2, cutoff=0.4)
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
-
-def _without_ids(text: str) -> str:
-    return re.sub(r"(%[A-Za-z_][\w-]*?)[.\d]+\b", r"\1", text)

@@ -41,7 +41,7 @@ class Launch:
     """One run of a kernel over its grid.
 
     ``result`` is the tensor the kernel stored to, or a tuple where there are
-    several (all there are where it is not known). ``where`` is "gpu",
+    several or none (all there are where it is not known). ``where`` is "gpu",
     "interpreter", or "recorded": then nothing ran, and result is None.
     ``seconds`` is wall time of the call, a first compile included:
     interpreter time says nothing about a GPU. ``trace`` is None unless asked
@@ -59,10 +59,18 @@ class Launch:
 
     def difference(self, wanted: Any) -> float | str:
         """The largest absolute difference of ``result`` from ``wanted``, a
-        tensor or array, in float64; "not run here" where nothing ran."""
+        tensor or array of its shape, in float64; "not run here" where
+        nothing ran. Raises ValueError where the two do not compare."""
         if self.result is None:
             return "not run here"
+        if isinstance(self.result, tuple):
+            raise ValueError(f"{self.name} stored to {len(self.result)} "
+                             "tensors: difference takes one result.")
         wanted = need("torch", _WHY).as_tensor(wanted).double().cpu()
+        if wanted.shape != self.result.shape:
+            raise ValueError(f"wanted has shape {tuple(wanted.shape)}, the "
+                             f"result {tuple(self.result.shape)}: give one "
+                             "value for each.")
         return float((self.result.double().cpu() - wanted).abs().max())
 
     def __str__(self) -> str:
@@ -99,8 +107,9 @@ def launch(kernel: Any, grid: Any, /, *args: Any, trace: bool = False,
     that fails changes nothing.
 
     ``trace`` notes every memory access, in the interpreter also where there
-    is a GPU, and raises ValueError for one outside all tensors. Without
-    triton the trace recorded for these shapes stands in, if there is one.
+    is a GPU, and raises ValueError for one outside the tensor whose pointer
+    it was made from. Without triton the trace recorded for these shapes
+    stands in, if there is one.
     """
     try:
         values, examples, options = _compiler.bind(kernel, args, meta)
@@ -125,7 +134,8 @@ def launch(kernel: Any, grid: Any, /, *args: Any, trace: bool = False,
         if where == "cuda":
             note = f"Traced in the interpreter, not on the GPU. {note}".strip()
         recorded.keep_trace(_key(kernel, size, values), seen)
-    results = tuple(tensors[key] for key in stored or tensors)
+    results = tuple(tensors[key] for key in (
+        tensors if stored is None else stored))
     return Launch(kernel.__name__, results[0] if len(results) == 1
                   else results, "gpu" if on_gpu else "interpreter",
                   seconds, size, seen, note)
@@ -211,8 +221,9 @@ def _grid(grid: Any, values: dict[str, Any]) -> tuple[int, ...]:
 
 def _interpret(kernel: Any, size: tuple[int, ...], values: dict[str, Any],
                tensors: dict[str, Any], trace: bool,
-               ) -> tuple[list[str], str, Trace | None]:
-    """Names of the tensors stored to, a note on what ran in fp32, a trace.
+               ) -> tuple[list[str] | None, str, Trace | None]:
+    """Names of the tensors stored to (None if not known), a note on what ran
+    in fp32, a trace.
 
     Whole storages are copied, so strides and overlaps stay as they were.
     """
@@ -233,14 +244,15 @@ def _interpret(kernel: Any, size: tuple[int, ...], values: dict[str, Any],
                              "dtype: give it a copy, or launch on a GPU.")
         inner[key] = copy.as_strided(tensor.shape, tensor.stride(),
                                      tensor.storage_offset())
-    recorder = Recorder(kernel.__name__, inner, tensors)
-    written: set[int] = set()
+    recorder = trace and Recorder(kernel.__name__, inner, tensors)
+    names, stored = [None, *inner], set()
 
-    def note(kind: str, program: Any, addresses: Any, *rest: Any) -> None:
+    def note(kind: str, program: Any, numbers: list[int], *rest: Any) -> None:
+        used = {names[n] for n in numbers}
         if kind != "load":
-            written.update((int(addresses.min()), int(addresses.max())))
-        if trace:
-            recorder.add(kind, program, addresses, *rest)
+            stored.update(used)
+        if recorder:
+            recorder.add(kind, program, used, *rest)
 
     with torch.no_grad(), _compiler.interpreted(note) as interpret:
         interpret(kernel)[size](**{**values, **inner})
@@ -248,9 +260,8 @@ def _interpret(kernel: Any, size: tuple[int, ...], values: dict[str, Any],
             whole.copy_(copy)
     said = (f"The interpreter gets bf16 wrong: {', '.join(wide)} ran in fp32,"
             " rounded to bf16 at the end.") if wide else ""
-    return [key for key, t in inner.items() if t.numel() and any(
-        t.data_ptr() <= at <= t[(-1,) * t.dim()].data_ptr()
-        for at in written)], said, recorder.trace(size) if trace else None
+    return (None if None in stored else [k for k in inner if k in stored],
+            said, recorder.trace(size) if recorder else None)
 
 
 def _key(kernel: Any, size: tuple[int, ...], values: Mapping[str, Any],

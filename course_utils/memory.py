@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from course_utils import chips
-from course_utils.compilers.trace import Trace
+from course_utils.compilers.trace import Trace, traced
 from course_utils.host import need
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from course_utils.kernels import Launch
 
 SECTOR, LINE = 32, 128  # bytes an L2 fetches and bytes a tag stands for
 WAYS = 16  # places a line may stand in; NVIDIA does not publish it
@@ -82,28 +85,29 @@ class Traffic:
                 f"{self.hbm_bytes / 1e6:.2f} MB, reuse {self.reuse:.2f}")
 
 
-def traffic(trace: Trace, chip: str | chips.Chip = "h100",
-            schedule: str = "waves", blocks_per_sm: int = 1,
-            l2_bytes: int | None = None) -> Traffic:
-    """Replay ``trace`` through the L2 cache of ``chip``, sector by sector.
+def traffic(trace: Trace | Launch, chip: str | chips.Chip = "h100",
+            schedule: str = "waves", l2_bytes: int | None = None) -> Traffic:
+    """Replay ``trace``, or a launch's, through the L2 cache of ``chip``,
+    sector by sector.
 
-    ``schedule``: "waves" runs as many programs as the SMs hold at
-    ``blocks_per_sm``, access by access in turn, then the next; "one by one"
-    runs a program to its end before the next. ``l2_bytes`` tries another
-    size of cache. Raises ValueError for a chip without one L2 for all SMs.
+    ``schedule``: "waves" runs a program on each SM, access by access in turn,
+    then the next; "one by one" runs a program to its end before the next.
+    ``l2_bytes`` tries another size of cache. Raises ValueError for a chip
+    without one L2 for all SMs.
     """
-    c = chips.get(chip)
+    trace, c = traced(trace), chips.get(chip)
     if "l2_units" in c.values or not {"l2_bytes", "sm_count"} <= {*c.values}:
         raise ValueError(f"chip {c.name} has no L2 that all its SMs share: "
                          "use an NVIDIA one.")
-    resident = {"waves": c.sm_count * blocks_per_sm, "one by one": 1}
+    resident = {"waves": c.sm_count, "one by one": 1}
     if schedule not in resident:
         raise ValueError(f"schedule is {schedule!r}: use "
                          f"{' or '.join(map(repr, resident))}.")
-    at_once, size = resident[schedule], l2_bytes or c.l2_bytes
-    if at_once < 1 or size < LINE * WAYS:
-        raise ValueError("blocks_per_sm must be at least 1, l2_bytes at "
-                         f"least {LINE * WAYS}, one set of the cache.")
+    at_once = resident[schedule]
+    size = c.l2_bytes if l2_bytes is None else l2_bytes
+    if not (isinstance(size, Integral) and size >= LINE * WAYS):
+        raise ValueError(f"l2_bytes is {size!r}: give a whole number, at least"
+                         f" {LINE * WAYS}, one set of the cache.")
     names = [*trace.tensors]
     asked = [[0, 0] for _ in names]
     moved = _replay(_requests(trace, at_once, asked), len(names),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from course_utils._whole import whole
 
 
 def best(fn: Callable, *args: Any, repeats: int = 3) -> float:
@@ -15,14 +18,7 @@ def best(fn: Callable, *args: Any, repeats: int = 3) -> float:
     call ends when its result is there: JAX and CUDA return before that. The
     fastest is the one that the rest of the machine disturbed least.
     """
-    _check(repeats)
-    _finish(fn(*args))
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        _finish(fn(*args))
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return min(seen.ready for seen in _calls(fn, args, repeats))
 
 
 @dataclass(frozen=True)
@@ -52,9 +48,12 @@ def watch(fn: Callable, *args: Any, repeats: int = 3) -> Watch:
     One call before them warms up. Of ``repeats`` calls, the one that returned
     soonest: the rest of the machine disturbed it least.
     """
-    _check(repeats)
+    return min(_calls(fn, args, repeats), key=lambda w: w.returned)
+
+
+def _calls(fn: Callable, args: tuple, repeats: int) -> list[Watch]:
+    seen, repeats = [], whole("repeats", repeats)
     _finish(fn(*args))
-    seen = []
     for _ in range(repeats):
         cpu, start = time.process_time(), time.perf_counter()
         result = fn(*args)
@@ -62,21 +61,12 @@ def watch(fn: Callable, *args: Any, repeats: int = 3) -> Watch:
         _finish(result)
         seen.append(Watch(returned, time.perf_counter() - start,
                           time.process_time() - cpu))
-    return min(seen, key=lambda w: w.returned)
-
-
-def _check(repeats: Any) -> None:
-    if not isinstance(repeats, int) or repeats < 1:
-        raise ValueError(f"repeats is {repeats!r}; it must be 1 or more.")
+    return seen
 
 
 def _finish(result: Any) -> None:
-    if hasattr(result, "block_until_ready"):
-        result.block_until_ready()
-    elif isinstance(result, tuple | list | dict):
-        for part in result.values() if isinstance(result, dict) else result:
-            _finish(part)
-    elif getattr(result, "is_cuda", False):
-        import torch
-
-        torch.cuda.synchronize()
+    if jax := sys.modules.get("jax"):  # else nothing here is of JAX
+        jax.block_until_ready(result)  # the arrays in any pytree
+    torch = sys.modules.get("torch")
+    if torch and torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -10,6 +10,9 @@ import re
 import pytest
 
 torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+from torch.nn import functional  # noqa: E402
 
 from course_utils import ir  # noqa: E402
 
@@ -46,6 +49,43 @@ def helper(x):
 
 def calls(x):
     return helper(x * 2) * 3
+
+
+def echo(x):
+    print("echo")
+    return x
+
+
+def twice(x):
+    x = echo(x + 1)
+    return echo(x * 2) - 1
+
+
+def deep(x):
+    return calls(x + 1) - calls(x)
+
+
+def loop(x):
+    for _ in range(2):
+        print("again")
+        x = x * 2
+    return x
+
+
+def guarded(x):
+    try:
+        print("trying")
+    finally:
+        x = x * 2
+    return x
+
+
+def generator(x):
+    yield x * 2
+
+
+def looping(x):
+    return loop(x * 2) * 3
 
 
 def item(x):
@@ -144,7 +184,7 @@ def test_guards_hold_the_shapes_and_nothing_of_this_run():
 @pytest.mark.parametrize("fn, codes, word", [
     (chatty, ['print("first")', 'print("then")'], "print"),
     (flip, ["if y.sum() > 0:"], "data-dependent branching"),
-    (calls, ["return helper(x * 2) * 3", 'print("inside")'], "print"),
+    (calls, ['print("inside")'], "print"),
     (item, ["return x * x.sum().item()"], "item()"),
     (torch.relu, [], ""),
     (lambda x: x + 1, [], ""),
@@ -155,10 +195,33 @@ def test_breaks(fn, codes, word, capfd):
     assert all(word in reason and "\n" not in reason
                for reason in found.reason)
     if codes:
-        first = fn.__code__.co_firstlineno
-        assert first < found.index[0] < first + 6
+        inner = helper if fn is calls else fn
+        assert set(found.function) == {inner.__name__}
+        assert 0 < found.index[0] - inner.__code__.co_firstlineno < 6
     assert capfd.readouterr().err == ""  # Dynamo's warnings
     assert logging.root.manager.disable == logging.NOTSET
+
+
+@pytest.mark.parametrize("fn", [chatty, calls, twice, deep])
+def test_one_row_for_each_print_that_runs(fn, capsys):
+    found = ir.breaks(fn, torch.ones(3))
+    assert len(found) == len(capsys.readouterr().out.splitlines())
+    assert not found.reason.str.contains("Python runs").any()
+
+
+def test_as_many_breaks_as_dynamo_has_graphs_less_one():
+    counted = torch._dynamo.explain(twice)(torch.ones(3))
+    assert len(ir.breaks(twice, torch.ones(3))) == counted.graph_break_count
+
+
+@pytest.mark.parametrize("fn, left", [
+    (loop, loop), (guarded, guarded), (generator, generator),
+    (looping, loop)], ids=["loop", "try", "generator", "helper"])
+def test_a_function_that_dynamo_gives_up_is_a_break_and_says_so(fn, left):
+    row, = ir.breaks(fn, torch.ones(3)).itertuples()
+    assert row.reason.endswith(f"; Python runs all of {left.__name__}")
+    graphs = torch._dynamo.explain(left)(torch.ones(3)).graph_count
+    assert graphs == 0
 
 
 def test_a_branch_on_a_value_that_is_not_there():
@@ -184,6 +247,28 @@ def fails(x):
     return x @ torch.ones(7, 7)
 
 
+def breaks_then_fails(x):
+    print("so far")
+    return fails(x)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("fn", [fails, breaks_then_fails])
+def test_what_fails_is_raised_also_behind_a_break(fn, device, capfd):
+    with pytest.raises(ValueError, match=(
+            rf"{fn.__name__}\(x: .*same reduction dim.*in fails\)")):
+        ir.breaks(fn, torch.ones(3, device=device))
+    assert capfd.readouterr().err == ""
+
+
+def names_jax():
+    return jax.numpy.ones(3)
+
+
+def names_functional(n):
+    return functional.one_hot(n)
+
+
 @pytest.mark.parametrize("call, words", [
     (lambda: ir.ladder(example, *arguments(), wrt=3), "from 0 to 2"),
     (lambda: ir.ladder(example, *arguments(), wrt=0, target="h100"),
@@ -193,10 +278,17 @@ def fails(x):
                        wrt=0), "floating point"),
     (lambda: ir.ladder(lambda x: x > 0, torch.ones(2), wrt=0),
      "no result depends"),
-    (lambda: ir.breaks(fails, torch.ones(3)), r"fails\(x: .*\[3\]\)"),
-    (lambda: ir.breaks(math.sqrt, 2.0), "JAX function"),
-], ids=["argument", "target", "donate", "integer", "constant", "error",
-        "front end"])
+    *[(functools.partial(ir.ladder, fn, torch.ones(2, 3), wrt="all"),
+       "only views of arguments") for fn in (
+           lambda x: x, lambda x: x.view(-1), lambda x: (x[0], x.T))],
+    (lambda: ir.breaks(fails), "missing 1 required positional argument: 'x'"),
+    (lambda: ir.breaks(math.sin, jax.numpy.ones(3)), "JAX function"),
+    (lambda: ir.breaks(names_jax), "JAX function"),
+    (lambda: ir.ladder(names_functional, 3, target="tpu-v5e"),
+     "not one that a torch function compiles for"),
+], ids=["argument", "target", "donate", "integer", "constant", "itself",
+        "view", "views", "no tensor", "JAX", "names JAX",
+        "names a part of torch"])
 def test_what_does_not_fit_is_one_sentence(call, words):
     with pytest.raises(ValueError, match=words) as caught:
         call()

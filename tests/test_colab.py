@@ -134,6 +134,17 @@ def test_the_file_carries_it_and_no_outputs():
         "https://openxla.org/x"]
 
 
+@pytest.mark.parametrize("code", [
+    "`f[i](x)`", "``f`[i](x)``", "`a\nf[i](x)`",
+    "```python\nf[i](x)\n\n`[p](q)\n```", "text\n\n```\n![p](q.png)\n```\n"])
+def test_code_in_markdown_stays_and_links_around_it_hold(code):
+    link = "[`ir.ladder`](../docs/a.md)"
+    there = f"[`ir.ladder`]({stamp.REPOSITORY}/blob/main/docs/a.md)"
+    assert colab.online(code) == code
+    assert colab.online(f"{link} one ` tick\n\n{code}\n\n{link} `") == (
+        f"{there} one ` tick\n\n{code}\n\n{there} `")
+
+
 def test_alone_in_an_empty_folder_it_finds_what_it_carries(tmp_path):
     done = run(carried(), tmp_path, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -151,6 +162,19 @@ def test_a_clone_or_an_installed_copy_goes_first(tmp_path):
     assert os.path.realpath(done.stdout.split()[0]).startswith(str(clone))
     done = run(carried(), clone / "notebooks", PYTHONPATH=str(site))
     assert done.stdout.split()[0].startswith(str(site))
+
+
+def test_a_folder_that_has_only_the_name_is_no_package(tmp_path):
+    """Not beside the notebook, and not where a clone would be."""
+    here = tmp_path / "notebooks"
+    for folder in (here / "course_utils", tmp_path / "course_utils"):
+        folder.mkdir(parents=True)
+        (folder / "notes.txt").write_text("mine")
+    done = run(carried(), here, TMPDIR=str(tmp_path), PYTHONPATH=str(here))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1] == "132"
+    done = run(stamp.SETUP, here, PYTHONPATH=str(here))
+    assert done.stdout.startswith("pip --no-deps git+")
 
 
 @pytest.mark.parametrize("damage", [

@@ -120,6 +120,28 @@ def test_an_exact_mistake_goes_before_a_close_answer():
     assert "Close" in str(exercises.check("9.1", 7_340_000))
 
 
+@pytest.mark.parametrize("right, answer", [
+    (58, 58.02), (58, 57.6), (521, 520.2), ((98, 672), (97.66, 672)),
+    (7_344_128, 7_344_128.5)])
+def test_a_count_that_is_not_whole_is_to_be_rounded(right, answer):
+    add(right=right, wrong=((lambda right: right * 2, "Twice."),)
+        if isinstance(right, int) else ())
+    said = exercises.check("9.1", answer)
+    assert "a whole number is asked for: round" in said.text
+    if isinstance(right, int):  # a mistake is known, rounded or not
+        assert exercises.check("9.1", 2 * right * 1.0002).text == "Twice."
+
+
+@pytest.mark.parametrize("rel_tol", [1e-9, 1e-3, 0.01, 0.1])
+def test_a_mistake_is_known_as_loosely_as_the_right_answer(rel_tol):
+    add(right=(7435.0, 406.5), rel_tol=rel_tol, wrong=(
+        (lambda right: (right[0] / 2, right[1] / 2), "Two FLOPs."),))
+    half = (3717.5 * (1 + 0.9 * rel_tol), 203.25 * (1 - 0.9 * rel_tol))
+    assert exercises.check("9.1", half).text == "Two FLOPs."
+    assert not exercises.check("9.1", (3717.5 * (1.002 + rel_tol), 203.25)
+                               ).text == "Two FLOPs."
+
+
 def test_typical_mistakes_teach():
     add(wrong=(
         exercises_data.ELEMENTS, exercises_data.DOUBLE, exercises_data.MEGA,
@@ -207,7 +229,9 @@ def test_unwritable_or_broken_progress_falls_back_to_memory(
     assert exercises.progress().rows == (("9", 1, 1, 1, ""),)
 
 
-@pytest.mark.parametrize("text", ["{not json", "", b"\xff\xfe"])
+@pytest.mark.parametrize("text", [
+    "{not json", "", b"\xff\xfe", "[]", "null", "3", '"9.1"', '[["9.1"]]',
+    '{"9.1": null}', '{"9.1": 5}', '{"9.2": [[]], "9.1": [{}, null]}'])
 def test_an_unreadable_progress_file_is_begun_anew(text, tmp_path):
     add(right=5)
     add("9.2", right=5)

@@ -53,6 +53,12 @@ def test_a_typical_mistake_gets_its_sentence(number, answer, taught):
     ("offsets = pid + 4 * tl.arange(0, BLOCK_SIZE)", ""),
     ("  offsets = tl.arange(0, BLOCK_SIZE) * 4 + pid  # dealt out\n", ""),
     ("offsets = tl.arange(0, BLOCK_SIZE) * tl.num_programs(0) + pid", ""),
+    ("lanes = tl.arange(0, BLOCK_SIZE)\noffsets = pid + 4 * lanes", ""),
+    ("""
+        step = tl.num_programs(0)
+        if step == 4:
+            offsets = pid + 4 * tl.arange(0, BLOCK_SIZE)
+     """, ""),
     ("offsets = pid * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)", "neighbours"),
     ("offsets = 4 * pid + tl.arange(0, BLOCK_SIZE)",
      "program 0 stores to the elements 0, 1, 2"),

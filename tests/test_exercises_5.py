@@ -30,6 +30,8 @@ def test_right_is_right_and_each_mistake_gets_its_sentence(number):
 
 @pytest.mark.parametrize("number, answer, says", [
     ("5.1", 60, "the die"), ("5.1", 116, "two FLOPs"),
+    ("5.1", 30.3e12 / (128 * 2 * 2.04e9), "a whole number is asked for"),
+    ("5.1", 30.3e12 / (128 * 2.04e9), "two FLOPs"),
     ("5.2", 296, "rule of thumb"), ("5.2", 520, "One row short"),
     ("5.3", 54, "GROUP=3"), ("5.3", 90, "GROUP=1"),
     ("5.4", 255, "two blocks"), ("5.4", 512, "no thread"),

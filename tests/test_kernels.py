@@ -195,7 +195,25 @@ def kernel(x, y, z, n, B: tl.constexpr):
                                        strict=True)] == [True, True]
     assert y.tolist() == [2] * 6 + [0] * 2 and spare[0] == 8
     done = kernels.launch(kernels.vector_add, 1, x, x, x, 6, BLOCK_SIZE=8)
-    assert x.tolist() == [2] * 6 and len(done.result) == 3  # all are x
+    assert x.tolist() == [2] * 6 and done.result is x
+    assert done.difference([2] * 6) == 0
+    done = kernels.launch(kernels.vector_add, 1, x, x, x, 0)
+    assert done.result == ()  # every lane is masked off
+
+
+def test_a_difference_is_of_one_result_and_of_equal_shapes():
+    both = kernel("tl.store(x, 1.0)\ntl.store(y, 2.0)")
+    x, y = torch.zeros(2, 4)
+    none = kernels.launch(kernels.vector_add, 1, x, x, y, 0)
+    two = kernels.launch(both, 1, x, y, 4, B=4)
+    for done, count in ((none, 0), (two, 2)):
+        with pytest.raises(ValueError, match=f"stored to {count} tensors"):
+            done.difference(y)
+    one = kernels.launch(kernels.vector_add, 1, x, x, y, 4)
+    assert one.difference([2.0, 0, 0, 0.5]) == 0.5
+    for wrong in (y[:, None], y[:1], 2.0, torch.stack([y, y])):
+        with pytest.raises(ValueError, match=r"the result \(4,\)"):
+            one.difference(wrong)
 
 
 def test_a_launch_that_fails_changes_nothing():

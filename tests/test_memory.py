@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_utils import chips, memory
+from course_utils import chips, kernels, memory
 from course_utils.compilers.trace import Access, Operand, Trace
 
 KINDS = ("load", "store", "atomic")
@@ -81,10 +81,10 @@ ACCESSES = st.lists(st.tuples(
 
 
 @settings(max_examples=60, deadline=None)
-@given(ACCESSES, st.sampled_from([1, 2, 5]), st.integers(1, 3))
-def test_traffic_is_that_of_a_slow_cache(accesses, sets, per_sm):
+@given(ACCESSES, st.sampled_from([1, 2, 5]))
+def test_traffic_is_that_of_a_slow_cache(accesses, sets):
     t = trace(accesses, dict.fromkeys("xyz", 3001), 7)
-    got = memory.traffic(t, "h100", "one by one", per_sm, 2048 * sets)
+    got = memory.traffic(t, "h100", "one by one", 2048 * sets)
     want = slow(t, 1, 2048 * sets)
     for name in "xyz":
         assert got.moved["HBM", name] == (
@@ -108,12 +108,11 @@ def test_traffic_is_that_of_a_slow_cache(accesses, sets, per_sm):
 
 
 @settings(max_examples=30, deadline=None)
-@given(ACCESSES, st.integers(1, 4))
-def test_waves_take_turns(accesses, per_sm):
+@given(ACCESSES, st.integers(1, 8))
+def test_waves_take_turns(accesses, sms):
     t = trace(accesses, dict.fromkeys("xyz", 3001), 7)
-    few = replace_sms(2)
-    got = memory.traffic(t, few, "waves", per_sm, 4096)
-    want = slow(t, 2 * per_sm, 4096)
+    got = memory.traffic(t, replace_sms(sms), "waves", 4096)
+    want = slow(t, sms, 4096)
     assert want == {
         (name, way): m[way] for (level, name), m in got.moved.items()
         if level == "HBM" for way in (0, 1) if m[way]}
@@ -152,8 +151,6 @@ def test_what_is_not_read_has_no_reuse():
 def traced(m, n, k, block, group, dtype="bfloat16"):
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from course_utils import kernels
-
     x, w, b, y = (torch.randn(s, device=kernels.device()).to(
         getattr(torch, dtype)) for s in ((m, k), (k, n), (n,), (m, n)))
     return kernels.launch(
@@ -197,14 +194,14 @@ def test_each_input_is_read_once_where_it_fits():
 def test_tensors_that_share_memory_share_the_cache():
     pytest.importorskip("triton")
     torch = pytest.importorskip("torch")
-    from course_utils import kernels
-
     x = torch.ones(1024, device=kernels.device())
     apart = [x.clone() for _ in range(3)]
-    read = [memory.traffic(kernels.launch(
-        kernels.vector_add, 1, *args, 1024, trace=True).trace).read("HBM")
-        for args in ((x, x, x), apart)]
-    assert read == [4096, 8192]
+    for args, read in (((x, x, x), 4096), (apart, 8192)):
+        done = kernels.launch(kernels.vector_add, 1, *args, 1024, trace=True)
+        got = memory.traffic(done)  # its trace
+        assert got.read("HBM") == read
+        assert got.moved["HBM", "output_ptr"] == (0, 4096)
+        assert got.moved["L2", "x_ptr"] == (4096, 0)
 
 
 # -- occupancy ---------------------------------------------------------------
@@ -346,8 +343,12 @@ def test_bank_conflicts(addresses, passes):
     (lambda t: memory.traffic(t, "mi300x"), "chip mi300x has no L2 that"),
     (lambda t: memory.traffic(t, "tpu-v5e"), "chip tpu-v5e has no L2 that"),
     (lambda t: memory.traffic(t, schedule="wave"), "'waves' or 'one by one'"),
-    (lambda t: memory.traffic(t, blocks_per_sm=0), "must be at least 1"),
-    (lambda t: memory.traffic(t, l2_bytes=100), "l2_bytes at least 2048"),
+    (lambda t: memory.traffic(t, l2_bytes=100), "l2_bytes is 100.* 2048"),
+    (lambda t: memory.traffic(t, l2_bytes=0), "l2_bytes is 0: give a whole"),
+    (lambda t: memory.traffic(t, l2_bytes=1e6), "l2_bytes is 1000000.0"),
+    (lambda t: memory.traffic(None), "NoneType has no trace: launch with tr"),
+    (lambda t: memory.traffic(kernels.Launch("f", None, "gpu", 0.1, (1,))),
+     "Launch has no trace"),
     (lambda t: memory.occupancy("mi300x", 64, 8), "NVIDIA's GPUs only"),
     (lambda t: memory.occupancy("h100", 0, 8), "threads is 0: h100-sxm take"),
     (lambda t: memory.occupancy("h100", 32, 256), "registers is 256.*255"),

@@ -96,7 +96,46 @@ def test_what_is_written_is_inside_and_legible(draw):
         assert text.get_size() >= 14
 
 
+def test_each_product_counts_its_own_letters():
+    """And is drawn no smaller for a letter that none of them has."""
+    rows = {"A = X W": "mk, kn -> mn", "B = U V": "pq,qr->pr"}
+    figure = plot.products(rows, m=2, k=3, n=4, p=10, q=10, r=10, z=10**6)
+    assert figure.summary == ("A = X W: sums over k, 48 FLOP; "
+                              "B = U V: sums over q, 2 kFLOP")
+    said = [text.get_text() for text in figure.axes[0].texts]
+    assert "2 · 2 · 3 · 4\n= 48 FLOP" in said
+    assert "2 · 10 · 10 · 10\n= 2 kFLOP" in said
+    assert max(max(box) for box in rectangles(figure.axes[0])) == (
+        pytest.approx(200))
+
+
+@pytest.mark.parametrize("ops, rows", [
+    ([op(0, 0, 20)], "bytes: 0.0 % products; ops: 0.0 % products"),
+    ([op(8, 8, 0)], "FLOPs: 100.0 % products; ops: 100.0 % products")])
+def test_what_counts_nothing_is_left_out(ops, rows):
+    assert plot.shares(SimpleNamespace(ops=ops)).summary == rows
+
+
+@pytest.mark.parametrize("formula, letters", [
+    ("y = X v", "mk,k->m"), ("Y = X W", "bmk,bkn->bmn"), ("Y = X W", "mk,kn"),
+    ("Y = X W", "mz,zn->mn"), ("Y = X", "mk->km"), ("X W", "mk,kn->mn"),
+    ("Y = X W", "mm,mk->mk"), ("Y = X W", "mk,mk->mk"), ("Y = X W", ""),
+    ("Y = X W", "mm,kk->nn"), ("Y = X W", "mk,mk->kn")])
+def test_what_is_no_product_of_two_matrices_gets_a_sentence(formula, letters):
+    with pytest.raises(ValueError, match="give a product of two") as caught:
+        plot.products({formula: letters}, **SIZES)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "8", True])
+def test_a_size_that_is_none_is_named(size):
+    with pytest.raises(ValueError, match="k is .*give a whole number"):
+        plot.products(ROWS, **SIZES | {"k": size})
+
+
 def test_no_product_and_too_many_are_refused():
+    with pytest.raises(ValueError, match="0 rows to draw"):
+        plot.shares(SimpleNamespace(ops=[]))
     with pytest.raises(ValueError, match="products to draw"):
         plot.products({}, m=1)
     with pytest.raises(ValueError, match="4 products"):

@@ -1,6 +1,7 @@
 """Programs and queues drawn: what is on the axes is what was traced."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -56,11 +57,11 @@ def rectangles(figure):
     found = {}
     for ax in figure.axes:
         for group in ax.collections:
-            (left, top), (right, bottom) = (
-                f(group.get_paths()[0].vertices, axis=0)
-                for f in (np.min, np.max))
-            found.setdefault(ax.get_label(), {}).setdefault(
-                group.get_label(), []).append((left, right, top, bottom))
+            for path in group.get_paths():
+                (left, top), (right, bottom) = (
+                    f(path.vertices, axis=0) for f in (np.min, np.max))
+                found.setdefault(ax.get_label(), {}).setdefault(
+                    group.get_label(), []).append((left, right, top, bottom))
     return found
 
 
@@ -96,10 +97,69 @@ def test_the_tiles_of_a_product_and_what_one_of_them_reads():
     assert x.x1 < y.x0 and w.y0 > y.y1
 
 
+def drawn_elements(figure):
+    """{panel: {label: elements drawn, one of (row, column) each}}."""
+    return {panel: {label: sorted(
+        (row, column) for left, right, top, bottom in boxes
+        for row in range(int(top), int(bottom))
+        for column in range(int(left), int(right)))
+        for label, boxes in by.items()} for panel, by in rectangles(
+            figure).items()}
+
+
+@pytest.mark.parametrize("shape, shares", [
+    ((10, 10), [range(64), range(64, 100)]),
+    ((10, 10), [range(0, 100, 7), range(1, 100, 7)]),
+    ((100,), [range(0, 100, 4), range(1, 100, 4)]),
+    ((1, 100), [range(0, 100, 3), range(50, 51)]),
+    ((4, 3), [[0, 2, 4], [1, 3, 11]]),
+])
+def test_what_is_drawn_is_what_each_program_touched(shape, shares):
+    t = Operand(shape, tuple(int(np.prod(shape[i + 1:]))
+                             for i in range(len(shape))), "float32", 4)
+    seen = Trace("f", tuple(access(p, "load", "x", (128,), [*share])
+                            for p, share in enumerate(shares)), {"x": t}, (2,))
+    figure = plot.programs(seen, program=1)
+    drawn = drawn_elements(figure)["x: read"]
+    for label, share in (("other programs", shares[0]),
+                         ("program 1", shares[1])):
+        assert drawn[label] == [divmod(at, shape[-1]) for at in share]
+    for p, share in enumerate(shares):
+        assert f"{p}: " in figure.summary
+        assert f"({128 - len(share)} masked)" in figure.summary
+    assert len(rectangles(figure)["x: read"]["program 1"]) < 101
+
+
+def test_masked_lanes_are_hatched_where_they_are():
+    x = Operand((60,), (1,), "float32", 4)
+    first = access(0, "load", "x", (64,), range(60))
+    for lane, box in ((0, (0, 64)), (4, (-4, 60)), (1, (-1, 63))):
+        seen = Trace("f", (replace(first, lane=lane),), {"x": x}, (1,))
+        figure = plot.programs(seen)
+        assert rectangles(figure)["x: read"]["masked lanes"] == [(*box, 0, 1)]
+        [ax] = [ax for ax in figure.axes if ax.get_label() == "x: read"]
+        assert ax.get_xlim() == (min(box[0], 0), max(box[1], 60))
+    gaps = access(0, "load", "x", (64,), range(0, 60, 2))
+    seen = Trace("f", (gaps,), {"x": x}, (1,))
+    assert "masked lanes" not in rectangles(plot.programs(seen))["x: read"]
+
+
+def test_where_programs_share_a_few_elements_only_one_is_drawn():
+    x = Operand((1000,), (1,), "float32", 4)
+    seen = Trace("f", tuple(access(p, "load", "x", (10,), range(
+        9 * p, 9 * p + 10)) for p in range(3)), {"x": x}, (4,))
+    assert [*rectangles(plot.programs(seen, 1))["x: read"]][0] == "program 1"
+    assert "other programs" not in rectangles(plot.programs(seen))["x: read"]
+    assert "program 3: nothing" in plot.programs(seen, 3).summary
+
+
 DRAWN = {
     "vector": lambda: plot.programs(add(), program=3),
     "many": lambda: plot.programs(add(4096, 64)),
     "product": lambda: plot.programs(product(), program=5),
+    "every fourth": lambda: plot.programs(Trace("f", tuple(
+        access(p, "load", "x", (64,), range(p, 250, 4)) for p in range(4)),
+        {"x": Operand((250,), (1,), "float32", 4)}, (4,))),
     "running": lambda: plot.programs(product(512, 1024, 2048, 128, 128), 9),
     "hosts": lambda: plot.timeline(simulate.queue(10, 20, 8)),
     "device": lambda: plot.timeline(simulate.queue(20, 10, 8)),
@@ -138,10 +198,27 @@ def test_bad_input_is_named():
     launch = kernels.Launch("add", None, "gpu", 0.1, (4,))
     with pytest.raises(ValueError, match="trace=True"):
         plot.programs(launch)
-    with pytest.raises(ValueError, match=r"program is 4; the grid is \(4,\)"):
+    with pytest.raises(ValueError, match=r"program 4 is not of the grid \(4"):
         plot.programs(add(), program=4)
     with pytest.raises(ValueError, match="129 programs"):
         plot.programs(add(129 * 64))
+    for operand, words in (
+            (Operand((2, 3, 4), (12, 4, 1), "float32", 4), "one or two dim"),
+            (Operand((8,), (0,), "float32", 4), "a place of its own"),
+            (Operand((4, 4), (1, 1), "float32", 4), "a place of its own")):
+        seen = Trace("f", (access(0, "load", "x", (1,), [0]),),
+                     {"x": operand}, (1,))
+        with pytest.raises(ValueError, match=words):
+            plot.programs(seen)
+    scalar = Trace("f", (access(0, "store", "x", (1,), [0]),),
+                   {"x": Operand((), (), "float32", 4)}, (1,))
+    assert rectangles(plot.programs(scalar))["x: written"]["program 0"] == [
+        (0, 1, 0, 1)]
+    with pytest.raises(ValueError, match="0 tensors read or written"):
+        plot.programs(Trace("f", (), {}, (1,)))
+    with pytest.raises(ValueError, match="5000 pieces"):
+        plot.programs(Trace("f", (access(0, "load", "x", (5000,), range(
+            0, 10000, 2)),), {"x": Operand((10000,), (1,), "f", 4)}, (1,)))
     with pytest.raises(ValueError, match="61 calls"):
         plot.timeline(simulate.queue(1, 1, 61))
 

@@ -102,8 +102,11 @@ def test_the_roofline_is_the_chips():
     for (x0, y0), (x1, y1), (_, y2) in roofs:
         assert y0 / x0 == pytest.approx(c.hbm_bandwidth)
         assert y1 / x1 == pytest.approx(c.hbm_bandwidth) and y2 == y1
-    dots = {line.get_label().rpartition(": ")[0]: line.get_xydata()[0]
-            for line in ax.lines if len(line.get_xdata()) == 1}
+    [legend] = ax.figure.legends
+    dots = dict(zip((t.get_text().rpartition(": ")[0]
+                     for t in legend.get_texts()),
+                    (line.get_xydata()[0] for line in ax.lines
+                     if len(line.get_xdata()) == 1), strict=True))
     for name, p in shown.items():
         if not isinstance(p, memory.Point):
             p = memory.roofline("h100", "bf16", *p)
@@ -122,6 +125,25 @@ def test_the_roofline_is_the_chips():
     marks = {(line.get_marker(), line.get_color()) for line in ax.lines
              if len(line.get_xdata()) == 1}
     assert len({marker for marker, _ in marks}) == len(shown)
+
+
+def test_one_peak_has_one_ceiling_and_every_point_its_name():
+    shown = {name: memory.roofline("h100", dtype, 1e9, 1e7 * n)
+             for n, (name, dtype) in enumerate({
+                 "_first": "bf16", "__": np.dtype("float16"),
+                 "$x$": "bfloat16", "d": "bf16", "": "fp32"}.items(), 1)}
+    figure = plot.roofline("h100", shown)
+    [ax] = figure.axes
+    assert len([line for line in ax.lines if len(line.get_xdata()) == 3]) == 2
+    peaks = [t.get_text() for t in ax.texts if "peak" in t.get_text()]
+    assert [peak.partition(" peak ")[0] for peak in peaks] == [
+        "bf16, float16, bfloat16", "fp32"]
+    [legend] = figure.legends
+    assert [t.get_text().rpartition(": ")[0] for t in legend.get_texts()] == [
+        *shown]
+    markers = [h.get_marker() for h in legend.legend_handles]
+    dots = [line for line in ax.lines if len(line.get_xdata()) == 1]
+    assert markers == [line.get_marker() for line in dots]
 
 
 def test_what_cannot_be_drawn_is_said():

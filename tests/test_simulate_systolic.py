@@ -61,6 +61,50 @@ def test_rebuilds_the_published_peak_of_a_v5e():
     assert rate == pytest.approx(v5e.peak("bf16"), rel=0.01)
 
 
+@pytest.mark.parametrize("make", [
+    lambda torch, jnp, x: torch.tensor(x, dtype=torch.bfloat16),
+    lambda torch, jnp, x: torch.tensor(x, requires_grad=True),
+    lambda torch, jnp, x: torch.tensor(x).to(torch.float8_e4m3fn),
+    lambda torch, jnp, x: jnp.array(x, jnp.bfloat16),
+    lambda torch, jnp, x: x, lambda torch, jnp, x: np.array(x, np.float16)],
+    ids=["bf16", "with gradient", "fp8", "jax bf16", "list", "fp16"])
+def test_arrays_of_any_maker_and_type(make):
+    torch = pytest.importorskip("torch")
+    jnp = pytest.importorskip("jax.numpy")
+    a, b = [[1.5, -2.0]], [[3.0, 0.5], [0.25, 4.0]]
+    made = simulate.systolic(make(torch, jnp, a), make(torch, jnp, b), 2)
+    assert made.result.tolist() == [[4.0, -7.25]]
+
+
+@pytest.mark.parametrize("a, b", [
+    ([[2**62, 2**62]], [[1], [1]]), ([[-2**63, 0]], [[1], [0]]),
+    ([[2**31, 2**31]], [[2**31], [2**31]]),
+    (np.array([[2**63, 0]], np.uint64), [[1], [0]])])
+def test_sums_that_int64_cannot_hold_are_refused(a, b):
+    with pytest.raises(ValueError, match="floats if their sums pass int64"):
+        simulate.systolic(a, b, 2)
+    floats = np.array(a, float)
+    assert simulate.systolic(floats, b, 2).result == floats @ b
+
+
+@given(st.lists(st.integers(-2**61, 2**61), min_size=2, max_size=2))
+def test_the_largest_sums_that_fit_are_exact(pair):
+    b = np.array([[1], [1]])
+    assert simulate.systolic([pair], b, 2).result.item() == sum(pair)
+
+
+@pytest.mark.parametrize("a", [[[1j]], [["1"]], [[None]], [[2**70]]])
+def test_what_is_no_real_number_is_named(a):
+    with pytest.raises(ValueError, match="of .* give real numbers"):
+        simulate.systolic(a, [[1]])
+
+
+@pytest.mark.parametrize("size", [0, 2.5, "8", None, True])
+def test_a_bad_size_is_named(size):
+    with pytest.raises(ValueError, match="size is .*: give a whole number"):
+        simulate.systolic([[1]], [[1]], size)
+
+
 def test_frames():
     made = simulate.systolic(np.ones((1, 2)), np.ones((2, 2)), size=2)
     assert made.frames(0, 1, 2).split() == [

@@ -149,9 +149,109 @@ def test_atomics_masks_grids_and_shared_memory():
     assert x.tolist() == [1, 0, 1, 1, 1, 1]
 
 
+def views(name):
+    """Two tensors that share memory; where x's elements are in it."""
+    whole = torch.arange(96.0, device=ON).reshape(8, 12)
+    x, y = {"columns": (whole[:, :4], whole[:, 4:8]),
+            "interleaved": (whole[:, ::2], whole[:, 1::2]),
+            "transposed": (whole[:4, :4], whole[4:, :4].T),
+            "the same": (whole[:, :4], whole[:, :4])}[name]
+    return whole, x, y
+
+
+@pytest.mark.parametrize("name", ["columns", "interleaved", "transposed",
+                                  "the same"])
+@pytest.mark.parametrize("traced", [True, False])
+def test_an_access_is_of_the_tensor_whose_pointer_it_came_from(name, traced):
+    double = kernel("i, j = tl.arange(0, 4)[:, None], tl.arange(0, 4)[None]\n"
+                    "v = tl.load(x + i * a + j * b)\n"
+                    "tl.store(y + i * c + j * d, 2 * v)", "x, y, a, b, c, d")
+    whole, x, y = views(name)
+    want = 2 * x[:4, :4]
+    done = kernels.launch(double, 1, x, y, *x.stride(), *y.stride(),
+                          trace=traced)
+    assert done.result is y and torch.equal(y[:4, :4], want)
+    if traced:
+        load, store = done.trace.accesses
+        assert (load.tensor, store.tensor) == ("x", "y")
+        table = done.trace.table()
+        assert table.unique_bytes.to_dict() == {
+            ("x", "load"): 64, ("y", "store"): 64}
+        for t, access in ((x, load), (y, store)):
+            places = done.trace.tensors[access.tensor].places()
+            assert places[access.offsets].tolist() == [
+                i * t.shape[1] + j for i in range(4) for j in range(4)]
+
+
+def test_places_number_a_tensors_elements():
+    for t in (torch.empty(3, 4), torch.empty(4, 3).T, torch.empty(9)[::2],
+              torch.empty(3, 8)[:, 1:4], torch.empty(2, 3, 4)[:, :, ::2],
+              torch.empty(()), torch.empty(0, 4), torch.empty(4, 0)):
+        [operand] = trace.operands({"t": t}).values()
+        places = operand.places()
+        flat = torch.arange(max(t.numel(), 1)).reshape(-1)
+        memory = torch.full((max(places.size, 1),), -1)
+        memory.as_strided(t.shape, t.stride()).copy_(
+            flat[:t.numel()].reshape(t.shape))
+        assert places.tolist() == memory.tolist()[:places.size]
+
+
+def test_the_lane_of_the_first_element_is_noted():
+    halo = kernel("i = tl.program_id(0) * B + tl.arange(0, B)\n"
+                  "tl.store(y + i, tl.load(x + i - 3, mask=i > 2))")
+    x = torch.ones(8, device=ON)
+    seen = kernels.launch(halo, 2, x, x.clone(), 8, B=4, trace=True).trace
+    assert [(a.lane, a.base, a.pattern.size) for a in seen.accesses] == [
+        (3, 0, 1), (0, 0, 4), (0, 1, 4), (0, 4, 4)]
+    again = trace.from_data(seen.data())
+    assert [a.lane for a in again.accesses] == [3, 0, 0, 0]
+    old = seen.data()  # recorded when lanes were not
+    old["accesses"] = [row[:-1] for row in old["accesses"]]
+    assert [a.line for a in trace.from_data(old).accesses] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("make", [
+    lambda big: (big[0], big[1]), lambda big: (big[:, :4], big[:, 4:])])
+def test_reading_on_into_the_next_tensor_is_an_error(make):
+    copy = kernel("i = tl.arange(0, B)\ntl.store(y + i, tl.load(x + i))")
+    x, y = make(torch.zeros(2, 8, device=ON))
+    with pytest.raises(ValueError, match="load: these addresses are not in x"):
+        kernels.launch(copy, 1, x, y, 0, B=16, trace=True)
+
+
+BLOCKS = """
+d = tl.make_tensor_descriptor(x, [n, n], [n, 1], [B, B])
+e = tl.make_tensor_descriptor(y, [n, n], [n, 1], [B, B])
+e.store([8, 0], d.load([8, 0]))
+""", """
+d = tl.make_block_ptr(x, (n, n), (n, 1), (8, 0), (B, B), (1, 0))
+e = tl.make_block_ptr(y, (n, n), (n, 1), (8, 0), (B, B), (1, 0))
+tl.store(e, tl.load(d, boundary_check=(0, 1)), boundary_check=(0, 1))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
+@pytest.mark.parametrize("body", BLOCKS)
+@pytest.mark.parametrize("traced", [True, False])
+def test_descriptors_and_block_pointers_run_and_are_traced(body, traced):
+    x = torch.randn(12, 12, device=ON)
+    y = torch.zeros_like(x)
+    done = kernels.launch(kernel(body.strip()), 1, x, y, 12, B=8,
+                          trace=traced)
+    want = torch.zeros_like(x)
+    want[8:, :8] = x[8:, :8]  # four of its eight rows are there
+    assert done.result is y and done.difference(want) == 0.0
+    if traced:
+        for access in done.trace.accesses:
+            assert access.lanes == 64 and access.offsets.tolist() == [
+                12 * i + j for i in range(8, 12) for j in range(8)]
+
+
 @pytest.mark.parametrize("body, words", [
     ("tl.store(y + 0, tl.load(x + 64))", "line 3.*load: these addresses"),
-    ("tl.store(x - 1, 0.0)", "store: these addresses are in no tensor"),
+    ("tl.store(x - 1, 0.0)", "store: these addresses are not in x"),
+    ("tl.store(tl.where(tl.arange(0, B) > 1, x, y), 0.0)",
+     "store: its pointers come from no single tensor"),
     ("p = y.to(tl.pointer_type(tl.int8))\ntl.store(p, tl.load(x).to(tl.int8))",
      "store of y: it takes 1 bytes, an element has 4"),
 ])

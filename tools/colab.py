@@ -21,6 +21,11 @@ from tools.stamp import EMPTY, REPOSITORY, stamp
 
 SITE = ROOT / "site" / "colab"
 _SUFFIXES = {".py", ".toml", ".json", ".gz"}
+_LINK = re.compile(r"""  # code first, so that no link is found in it
+    (?P<code>^```.*?^```
+        | (?<!`)(?P<ticks>`++)(?:(?!\n\n).)+?(?<!`)(?P=ticks)(?!`))
+    | (?P<mark>!?)\[(?P<text>[^\]]*)\]\((?!\w+:|[#])(?P<path>[^)\s]+)\)
+    """, re.S | re.M | re.X)
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip file can hold
 
 
@@ -47,8 +52,11 @@ def packed(data: bytes) -> str:
 
 
 def online(text: str, folder: str = "notebooks") -> str:
-    """Markdown whose links into the repository hold outside it."""
+    """Markdown whose links into the repository hold outside it; what is
+    written as code stays."""
     def absolute(match: re.Match) -> str:
+        if match["code"]:
+            return match[0]
         path = (Path("/", folder) / match["path"]).as_posix()
         parts: list[str] = []
         for part in path.split("/"):
@@ -60,8 +68,7 @@ def online(text: str, folder: str = "notebooks") -> str:
         return (f"{match['mark']}[{match['text']}]({REPOSITORY}/{kind}/main/"
                 f"{'/'.join(parts)})")
 
-    return re.sub(r"(?P<mark>!?)\[(?P<text>[^\]]*)\]"
-                  r"\((?!\w+:|#)(?P<path>[^)\s]+)\)", absolute, text)
+    return _LINK.sub(absolute, text)
 
 
 def carrying(nb: nbformat.NotebookNode, name: str, data: bytes,

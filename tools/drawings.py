@@ -119,8 +119,8 @@ def products(config: transformer.Config, tokens: int
 
     Each (count, rows, depth, columns): 2 x all four is its FLOPs.
     """
-    d, f, size = config.d_model, config.d_ff, config.head_dim
-    heads, kv = config.heads, config.kv_heads
+    d, f, size = config.d_model, config.d_ff, config.head_size
+    heads, kv = config.heads, config.key_heads
     mlp = ("gate", "up") if config.gated else ("up",)
     return {"Q": (1, tokens, d, heads * size), "K": (1, tokens, d, kv * size),
             "V": (1, tokens, d, kv * size),

@@ -28,9 +28,10 @@ import zipfile
 
 {EMPTY}
 
-if importlib.util.find_spec("course_utils"):
-    pass  # it is installed
-elif pathlib.Path("../course_utils").is_dir():  # this is a clone
+spec = importlib.util.find_spec("course_utils")
+if spec and spec.origin:
+    pass  # it is installed, and no folder that has only its name
+elif pathlib.Path("../course_utils/__init__.py").is_file():  # a clone
     sys.path.insert(0, "..")
 elif PACKED:
     text, folder = "".join(PACKED.split()), tempfile.mkdtemp()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from course_utils.compilers.rung import Buffer, Kernel
+from course_utils.compilers.text import closing
 
 _BITS = {"pred": 8, "token": 0}
 _SHAPE = re.compile(r"\b(pred|token|bf16|[a-z]+\d+(?:e\d+m\d+\w*)?)"
@@ -32,8 +33,8 @@ _BOOKKEEPING = {"AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh"}
 # Inside a fusion these shape or name values; they compute nothing.
 _SILENT = _NOTHING | {"broadcast", "reshape", "fusion", "copy", "slice",
                       "concatenate", "iota"}
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all",
-                "collective-permute", "collective-broadcast")
+_COLLECTIVES = ("all-", "reduce-scatter", "collective-")
+_LIBRARIES = ("cuBLAS", "cuDNN", "cuSOLVER", "oneDNN", "LAPACK", "DUCC", "FFT")
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,13 @@ class Instruction:
     called: tuple[str, ...]
     line: str
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of the result (of a tuple: of all its parts)."""
-        return shape_bytes(self.shape)
-
 
 def shape_bytes(shape: str) -> int:
-    """Bytes of an HLO shape such as ``bf16[512,2048]{1,0}``, padding apart."""
+    """Bytes of a shape such as ``bf16[512,2048]{1,0}``, or a tuple of them."""
     total = 0
     for dtype, dims in _SHAPE.findall(shape):
-        bits = _BITS.get(dtype)
-        if bits is None:
-            bits = int(re.search(r"\d+", dtype).group())  # f8e4m3fn is 8
+        digits = re.search(r"\d+", dtype)  # f8e4m3fn is 8
+        bits = int(digits[0]) if digits else _BITS[dtype]
         sizes = [int(re.sub(r"\D", "", d)) for d in dims.split(",") if d]
         total += prod(sizes) * bits // 8
     return total
@@ -81,8 +76,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 def _instruction(name: str, rest: str) -> Instruction:
     opcode = _OPCODE.search(rest)
-    start = opcode.end()
-    arguments = rest[start:_close(rest, start)]
+    arguments = rest[opcode.end():closing(rest, opcode.end() - 1)]
     called = [name for group in _CALLED.findall(rest)
               for name in re.findall(r"%([\w.-]+)", group)]
     return Instruction(name, opcode.group(1), rest[:opcode.start()].strip(),
@@ -90,22 +84,12 @@ def _instruction(name: str, rest: str) -> Instruction:
                        tuple(called), rest)
 
 
-def _close(text: str, start: int) -> int:
-    depth = 1
-    for at in range(start, len(text)):
-        depth += (text[at] == "(") - (text[at] == ")")
-        if depth == 0:
-            return at
-    return len(text)
-
-
 def kernels(text: str, generated: set[str] | None = None
             ) -> tuple[Kernel, ...]:
     """The kernels of an optimized HLO module, in the order of its schedule.
 
-    ``text`` is the module with its back-end configurations. ``generated``
-    names the symbols a CPU back end emitted code for: a product that is not
-    among them is a library call. Bodies of loops stand once.
+    ``generated`` names the symbols a CPU back end emitted code for: a product
+    that is not among them is a library call. Bodies of loops stand once.
     """
     computations, entry = parse(text)
     return tuple(_walk(entry, computations, generated))
@@ -121,7 +105,7 @@ def buffers(assignment: str, live_range: str) -> tuple[Buffer, ...]:
     """XLA's buffer assignment joined with its live ranges."""
     lives = {name: (int(first), int(last))
              for name, first, last in _LIFE.findall(live_range)}
-    found, allocation, kind = [], 0, ""
+    found = []
     for line in assignment.splitlines():
         if head := _ALLOCATION.match(line):
             allocation, about = int(head.group(1)), head.group(2)
@@ -152,11 +136,9 @@ def _walk(name: str, computations: dict[str, list[Instruction]],
         if op.opcode in ("while", "call", "conditional"):
             for called in op.called:
                 found += _walk(called, computations, generated)
-        elif (op.opcode in _NOTHING or op.opcode == "copy-start"
-              or op.opcode.endswith("-done")
-              or _target(op) in _BOOKKEEPING):
-            continue
-        else:
+        elif not (op.opcode in _NOTHING or op.opcode == "copy-start"
+                  or op.opcode.endswith("-done")
+                  or _target(op) in _BOOKKEEPING):
             found.append(_kernel(op, values, computations, generated))
     return found
 
@@ -166,7 +148,8 @@ def _kernel(op: Instruction, values: dict[str, Instruction],
             generated: set[str] | None) -> Kernel:
     author, who = _writer(op, generated)
     sources = {_source(name, values) for name in op.operands}
-    read = sum(values[name].bytes for name in sources if name in values)
+    read = sum(shape_bytes(values[name].shape) for name in sources
+               if name in values)
     # cuBLAS is handed a scratch buffer beside its result: not a result.
     written = shape_bytes(re.sub(r", s8\[\d+\]\{0\}\)$", "", op.shape))
     if op.opcode.endswith("-start"):  # its shape holds operands and results
@@ -219,9 +202,9 @@ def _writer(op: Instruction, generated: set[str] | None) -> tuple[str, str]:
         return "compiler", "XLA (Triton)"
     if op.opcode == "fft" and "T(" not in op.shape:  # no TPU tiles: a library
         return "library", "DUCC" if generated is not None else "cuFFT"
-    if op.opcode in ("dot", "convolution") and generated is not None:
-        if not any(symbol.startswith(op.name) for symbol in generated):
-            return "library", "Eigen"
+    if (op.opcode in ("dot", "convolution") and generated is not None
+            and not any(symbol.startswith(op.name) for symbol in generated)):
+        return "library", "Eigen"
     return "compiler", "XLA"
 
 
@@ -231,8 +214,5 @@ def _target(op: Instruction) -> str:
 
 
 def _library(target: str) -> str:
-    known = {"cublas": "cuBLAS", "cudnn": "cuDNN", "cusolver": "cuSOLVER",
-             "onednn": "oneDNN", "lapack": "LAPACK", "ducc": "DUCC FFT",
-             "fft": "FFT"}
-    low = target.lower()
-    return next((v for k, v in known.items() if k in low), target)
+    return next((name for name in _LIBRARIES
+                 if name.lower() in target.lower()), target)

@@ -45,8 +45,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from course_utils import chips, host
-from course_utils.compilers import triton, worker
 from course_utils.compilers.rung import Kernel, Rung
+from course_utils.compilers.torch import told
+from course_utils.compilers.xla import sass
 
 Rungs = tuple[tuple[Rung, ...], tuple[Kernel, ...]]
 
@@ -61,7 +62,7 @@ _TRITON = re.compile(r"async_compile\.triton\('(\w+)', ('''.*?''')", re.S)
 def climb(packed: bytes, target: str, machine: bool) -> Rungs:
     """The rungs from fx down, to machine code if ``machine``; kernels."""
     start, lower, used = time.perf_counter(), (), {}
-    with _told():
+    with told():
         with _arrived(packed) as (fn, args):
             graph, inputs, *front = _captured(fn, args, start)
         with _pretending(target):
@@ -91,14 +92,17 @@ def differentiate(packed: bytes, wrt: Any, *unused: Any,
         raise _Done
 
     partition = compile_fx.min_cut_rematerialization_partition
-    with (_told(), _arrived(packed) as (fn, args), _pretending("cpu"),
+    with (told(), _arrived(packed) as (fn, args), _pretending("cpu"),
           torch.enable_grad(), contextlib.suppress(_Done), mock.patch.object(
               compile_fx, "min_cut_rematerialization_partition", cut)):
         _ask_gradients(fn, args, wrt)
         graph, inputs, *front = _captured(fn, args, start)
-        compile_fx.compile_fx(graph, inputs)
-    if not made:
-        raise ValueError("no result depends on what wrt names")
+        compile_fx.compile_fx(graph, inputs)  # to the end: no backward
+        depends = any(t.requires_grad for t in _tensors(fn(*args)))
+        raise ValueError(
+            "what depends on what wrt names is only views of arguments, and "
+            "AOTAutograd makes no graphs where nothing is computed" if depends
+            else "no result depends on what wrt names")
     return (*front, *made), saved
 
 
@@ -136,7 +140,7 @@ def launches(packed: bytes, *unused: Any) -> tuple[Kernel, ...]:
             found.append(_launched(op, args, kwargs or {}, out))
             return out
 
-    with _told(), _arrived(packed) as (fn, args), Recorder():
+    with told(), _arrived(packed) as (fn, args), Recorder():
         fn(*args)
     return tuple(filter(None, found))
 
@@ -146,27 +150,6 @@ def _arrived(packed: bytes) -> Iterator[Any]:
     """The function and its arguments, whose tensors have no data."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         yield cloudpickle.loads(packed)
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """What a tracer or compiler threw, as one line in a reader's words."""
-    try:
-        yield
-    except worker.CompilerError:
-        raise
-    except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        patterns = (r"got \w+\(['\"](.*)['\"]\)", r"raised exception (.*)",
-                    r"Explanation: (.*)", r"\w+: (.*)")
-        reason = next(f[1] for p in patterns if (f := re.search(p, told)))
-        if re.search(r"[Dd]ata.?[Dd]ependent|_scalar_dense|nonzero", told):
-            reason = ("its course depends on the values of a tensor, and only "
-                      "shapes are known: use torch.where or torch.cond")
-        where = re.findall(r"line (\d+), in (\w+)",
-                           told.partition("from user code:")[2])
-        place = f" (line {where[-1][0]}, in {where[-1][1]})" if where else ""
-        raise ValueError((reason.strip(" .") or told) + place) from None
 
 
 class _Done(BaseException):
@@ -458,22 +441,18 @@ def _sass(code: str) -> tuple[tuple[Rung, ...], dict[str, Any]]:
     """PTX and SASS of each generated Triton kernel, and what they use."""
     import triton as package
 
-    start, ptx, made, used = time.perf_counter(), [], [], {}
+    start, kernels = time.perf_counter(), {}
     for name, source in _TRITON.findall(code):
         tuner = getattr(PyCodeCache.load(ast.literal_eval(source)), name)
         tuner.configs = tuner.configs[:1]
         tuner.precompile(warm_cache_only=True)
-        kernel = tuner.compile_results[0].kernel
-        ptx.append(kernel.asm["ptx"])
-        arch = re.search(r"\.target (sm_\w+)", ptx[-1])[1]
-        made.append(triton.assemble(ptx[-1], arch))
-        used[name] = {"registers": made[-1].registers,
-                      "spills": made[-1].spills,
-                      "shared_bytes": kernel.metadata.shared}
-    if not made:
-        return (), used
-    spent = time.perf_counter() - start
-    return (Rung("ptx", "\n".join(ptx), "ptx",
-                 f"Triton {package.__version__}", spent),
-            Rung("sass", "\n".join(m.sass for m in made), "sass",
-                 made[0].tool, 0.0)), used
+        kernels[name] = tuner.compile_results[0].kernel
+    if not kernels:
+        return (), {}
+    ptx = [kernel.asm["ptx"] for kernel in kernels.values()]
+    above = Rung("ptx", "\n".join(ptx), "ptx", f"Triton {package.__version__}",
+                 time.perf_counter() - start)
+    below, used = sass(ptx)
+    for name, kernel in kernels.items():
+        used[name]["shared_bytes"] = kernel.metadata.shared
+    return (above, below), used

@@ -12,12 +12,7 @@ FOLDED_BYTES = 64_000  # a page shows this much of a rung, folded
 
 
 class _Shown:
-    """What can be shown has a name, a text, its language and its tool."""
-
-    name: str
-    text: str
-    language: str
-    tool: str
+    """What has a name, a text, its language and its tool can be shown."""
 
     def show(self, wanted: str | None = None, lines: int = 12,
              width: int = 100) -> Excerpt:
@@ -38,11 +33,10 @@ class _Shown:
 class Rung(_Shown):
     """One representation of a function, as a real tool wrote it.
 
-    ``raw`` is what the tool wrote; ``text`` is the same with the parts that
-    change from run to run folded (cell paths, addresses, ids); ``language``
-    says how to colour it; ``tool`` names tool and version; ``seconds`` is the
-    wall time spent making this rung. A rung that this machine cannot make
-    has no ``tool``, and its text says why.
+    ``raw`` is what the tool wrote; ``text`` the same with what changes from
+    run to run folded (cell paths, addresses, ids); ``language`` says how to
+    colour it; ``seconds`` is the wall time it took. A rung that this machine
+    cannot make has no ``tool``, and its text says why.
     """
 
     name: str
@@ -80,7 +74,7 @@ class Pass(_Shown):
 class Excerpt:
     """A few lines of a rung, and the rest of it folded below."""
 
-    rung: _Shown
+    rung: Rung | Pass
     wanted: str | None
     lines: int
     width: int
@@ -94,15 +88,14 @@ class Excerpt:
 
     def _repr_html_(self) -> str:
         rung, whole = self.rung, self.rung.text
-        more = whole[:FOLDED_BYTES]
-        count = len(whole.splitlines())
         if not rung.tool:
             return _text.plain(whole)
+        count = len(whole.splitlines())
         title = f"{rung.name}: all {count:,} lines, by {rung.tool}"
-        if len(more) < len(whole):
+        if len(whole) > FOLDED_BYTES:
             title += f" (the first {FOLDED_BYTES // 1000} kB here)"
         return (_text.html(str(self), rung.language, self.wanted)
-                + _text.folded(title, _text.plain(more)))
+                + _text.folded(title, _text.plain(whole[:FOLDED_BYTES])))
 
 
 @dataclass(frozen=True)
@@ -146,3 +139,14 @@ class Kernel:
     registers: int | None = None
     spills: int | None = None
     shared_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one compile gave; ``memory`` is a Ladder's."""
+
+    rungs: tuple[Rung, ...]
+    passes: tuple[Pass, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+    memory: dict[str, int] = field(default_factory=dict)

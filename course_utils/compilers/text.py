@@ -76,12 +76,12 @@ def _drop(text: str, attribute: str) -> str:
     parts, end = [], 0
     while (start := text.find(attribute + "{", end)) >= 0:
         parts.append(text[end:start])
-        end = _closing(text, start + len(attribute))
+        end = closing(text, start + len(attribute)) + 1
     return "".join(parts) + text[end:]
 
 
-def _closing(text: str, opening: int) -> int:
-    """Index just after the brace that closes the one at ``opening``."""
+def closing(text: str, opening: int) -> int:
+    """Index of what closes the brace or parenthesis at ``opening``."""
     depth, quoted, at = 0, False, opening
     while at < len(text):
         char = text[at]
@@ -90,9 +90,9 @@ def _closing(text: str, opening: int) -> int:
         elif char == '"':
             quoted = not quoted
         elif not quoted:
-            depth += (char == "{") - (char == "}")
+            depth += (char in "({") - (char in ")}")
             if depth == 0:
-                return at + 1
+                return at
         at += 1
     return at
 
@@ -106,8 +106,7 @@ def excerpt(text: str, wanted: str | None, lines: int, width: int) -> str:
     """
     rows, last, out = text.expandtabs(4).splitlines(), -1, []
     for number, row in enumerate(rows):
-        found = re.search(wanted, row) if wanted else None
-        if wanted and not found:
+        if wanted and not re.search(wanted, row):
             continue
         if lines == 0:
             break
@@ -159,27 +158,20 @@ def plain(text: str) -> str:
 @functools.cache
 def _lexer(marked: str | None) -> Any:
     """One lexer for all IRs and assemblies; it knows no errors."""
+    from pygments import token
     from pygments.lexer import RegexLexer
-    from pygments.token import (
-        Comment,
-        Generic,
-        Keyword,
-        Name,
-        Number,
-        String,
-        Text,
-    )
 
-    rules = [
-        (r"\.\.\.\n", Comment), (r"//.*|/\*.*?\*/", Comment),
-        (r'"(?:[^"\\\n]|\\.)*"', String),
-        (r"[%@$][\w.$-]+", Name.Variable),
-        (r"\b(?:bf16|[fiu]\d+|pred|tensor|c64)\b", Keyword.Type),
-        (r"\b(?:ROOT|ENTRY|HloModule|module|func\.func|return)\b", Keyword),
-        (r"\b(?:0x[0-9a-fA-F]+|\d+(?:\.\d+(?:e[+-]?\d+)?)?)\b", Number),
-        (r"[A-Za-z_][\w.-]*", Text), (r"\s+", Text), (r".", Text)]
-    if marked:
-        rules.insert(0, (marked, Generic.Strong))
+    rules = [(marked, token.Generic.Strong)] if marked else []
+    rules += [
+        (r"\.\.\.\n|//.*|/\*.*?\*/", token.Comment),
+        (r'"(?:[^"\\\n]|\\.)*"', token.String),
+        (r"[%@$][\w.$-]+", token.Name.Variable),
+        (r"\b(?:bf16|[fiu]\d+|pred|tensor|c64)\b", token.Keyword.Type),
+        (r"\b(?:ROOT|ENTRY|HloModule|module|func\.func|return)\b",
+         token.Keyword),
+        (r"\b(?:0x[0-9a-fA-F]+|\d+(?:\.\d+(?:e[+-]?\d+)?)?)\b",
+         token.Number),
+        (r"[A-Za-z_][\w.-]*|\s+|.", token.Text)]
     return type("IR", (RegexLexer,), {
         "tokens": {"root": rules}, "flags": re.M})(stripnl=False)
 

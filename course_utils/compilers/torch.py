@@ -11,14 +11,14 @@ import contextlib
 import dis
 import functools
 import io
-import linecache
 import logging
 import platform
 import re
 import sys
 import sysconfig
+import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -72,14 +72,12 @@ def rungs(fn: Callable, args: tuple, target: str, fresh: bool = False,
           ) -> tuple[tuple[Rung, ...], tuple[Kernel, ...]]:
     """Every representation of ``fn`` for ``target``, and its kernels.
 
-    ``fn`` is a torch function or ``nn.Module``, compiled for inference; of
-    tensors in ``args`` only shape, strides and dtype matter, so meta and fake
-    ones do. Rungs: python and bytecode (where there are), fx, guards, aten,
-    inductor, then assembly (cpu) or ptx and sass, where something was
-    generated and nothing is ``lacking``. Kernels are in call order; a GPU's
-    are compiled with the first configuration Inductor proposes, since
-    choosing takes the chip. Raises ValueError where ``fn`` does not become
-    one graph, Missing without torch or triton.
+    ``fn`` is compiled for inference; of tensors in ``args`` only shape,
+    strides and dtype matter. Rungs: python and bytecode (where there are),
+    fx, guards, aten, inductor, then assembly (cpu) or ptx and sass, where
+    something was generated and nothing is ``lacking``. A GPU's kernels have
+    the first configuration Inductor proposes: choosing takes the chip. Raises
+    ValueError where ``fn`` is not one graph, Missing without torch or triton.
     """
     if target not in TARGETS:
         raise ValueError(f"target={target!r} is not one Inductor compiles for "
@@ -99,32 +97,88 @@ def gradients(fn: Callable, args: tuple, wrt: str | tuple[int, ...],
     return (*_own_code(fn), *found), saved
 
 
-def breaks(fn: Callable, args: tuple) -> list[tuple[int, str, str]]:
-    """Where Dynamo must stop in ``fn``, which runs: line, text, reason."""
+def breaks(fn: Callable, args: tuple) -> list[dict[str, Any]]:
+    """Where Dynamo stops in ``fn``, which runs: see ``ir.breaks``."""
     torch = host.need("torch", "Dynamo, which finds graph breaks, is its part")
+    from torch._dynamo.convert_frame import ConvertFrameAssert
+    from torch._dynamo.exc import Unsupported, UserError
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
-    found: dict[tuple[int, str, str], None] = {}
+    found: list[tuple[list[Any], dict[str, Any]]] = []
+    convert = ConvertFrameAssert.__call__
 
-    def stopped(self: Any, *given: Any, **named: Any) -> None:
-        told = named.get("reason", given[1] if len(given) > 1 else "")
-        reason = re.search(r"Explanation: (.*)", told) or [told, told]
-        text = linecache.getline(self.f_code.co_filename, self.lineno)
-        found[self.lineno, text.strip(), reason[1].rstrip(".")] = None
+    def stop(told: str, cause: Any, code: Any, line: int, left: str) -> None:
+        stack = getattr(cause, "real_stack", cause) or [
+            traceback.FrameSummary(code.co_filename, line, code.co_name)]
+        path = [(frame.filename, frame.lineno) for frame in stack]
+        # What a function stops at, its caller, that followed it, has met.
+        row = next((row for longer, row in found if len(longer) > len(path)
+                    and longer[-len(path):] == path), None)
+        if row is None:
+            reason = re.search(r"Explanation: (.*)", told) or [told, told]
+            row = {"line": stack[-1].lineno, "code": stack[-1].line,
+                   "function": _resumed(stack[-1].name),
+                   "reason": reason[1].rstrip(".")}
+            found.append((path, row))
+        if left and left not in row["reason"]:
+            row["reason"] += f"; Python runs {left} {_resumed(code.co_name)}"
+
+    def cut(self: Any, options: Any, reason: str = "", exc: Any = None,
+            user_stack: Any = None) -> None:  # torch 2.9 gives the stack
+        if not reason.startswith("Failed to handle"):  # converted hears that
+            stop(reason, exc or user_stack, self.f_code, self.lineno,
+                 "the rest of" if "skipping the rest" in reason else "")
+
+    def converted(self: Any, frame: Any, *given: Any, **named: Any) -> Any:
+        try:
+            return convert(self, frame, *given, **named)
+        except (Unsupported, UserError) as error:
+            code = frame.f_code
+            stop(str(error), error, code, code.co_firstlineno, "all of")
+            raise
 
     torch._dynamo.reset()
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
-        with mock.patch.object(InstructionTranslatorBase, "log_graph_break",
-                               stopped):
+        with (told(), mock.patch.object(ConvertFrameAssert, "__call__",
+                                        converted),
+              mock.patch.object(InstructionTranslatorBase, "log_graph_break",
+                                cut)):
             torch.compile(_plain(fn), backend="eager", dynamic=False)(*args)
-    except Exception:
-        if not found:  # else it is what meta tensors do after a break
+    except ValueError as error:
+        if not found or "meta tensor" not in str(error):  # it has no values
             raise
     finally:
         logging.disable(logging.NOTSET)
         torch._dynamo.reset()
-    return list(found)
+    return [row for _, row in found]
+
+
+def _resumed(name: str) -> str:
+    """The name of a function, also of what follows a break in it."""
+    return re.sub(r"^torch_dynamo_resume_in_(.*)_at_\d+$", r"\1", name)
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """What a tracer or compiler threw, as one line in a reader's words."""
+    try:
+        yield
+    except worker.CompilerError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        patterns = (r"got \w+\(['\"](.*)['\"]\)", r"raised exception (.*)",
+                    r"Explanation: (.*)", r"\w+: (.*)")
+        reason = next(f[1] for p in patterns if (f := re.search(p, told)))
+        if re.search(r"[Dd]ata.?[Dd]ependent|_scalar_dense|nonzero", told):
+            reason = ("its course depends on the values of a tensor, and only "
+                      "shapes are known: use torch.where or torch.cond")
+        where = re.findall(r"line (\d+), in (\w+)",
+                           told.partition("from user code:")[2])
+        place = (f" (line {where[-1][0]}, in {_resumed(where[-1][1])})"
+                 if where else "")
+        raise ValueError((reason.strip(" .") or told) + place) from None
 
 
 def _own_code(fn: Any) -> tuple[Rung, ...]:
@@ -140,13 +194,12 @@ def _own_code(fn: Any) -> tuple[Rung, ...]:
                               f"dis, Python {platform.python_version()}", 0.0))
 
 
-def eager(fn: Callable, args: tuple, fresh: bool = False,
-          ) -> tuple[Kernel, ...]:
+def eager(fn: Callable, args: tuple) -> tuple[Kernel, ...]:
     """The ATen ops ``fn`` launches, one after another, without a compiler.
 
     Nothing is computed: arguments as for ``rungs``. Views launch nothing.
     """
-    return _called("launches", fn, args, "cpu", fresh)
+    return _called("launches", fn, args, "cpu", False)
 
 
 def _called(job: str, fn: Any, args: tuple, target: Any, fresh: bool) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,18 @@ class Operand:
     def bytes(self) -> int:
         return math.prod(self.shape) * self.itemsize
 
+    def places(self) -> np.ndarray:
+        """Which element lies at each place from the first on, numbered row
+        by row, int64; -1 where memory holds none of them."""
+        np = need("numpy", _WHY)
+        span = 1 + sum((n - 1) * step for n, step in zip(
+            self.shape, self.strides, strict=True))
+        table = np.full(max(span, 0), -1)
+        np.lib.stride_tricks.as_strided(
+            table, self.shape, [8 * step for step in self.strides])[
+                ...] = np.arange(math.prod(self.shape)).reshape(self.shape)
+        return table
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Access:
@@ -44,7 +56,8 @@ class Access:
     ``shape`` is that of the block, ``itemsize`` the tensor's own (also where
     the interpreter widened it), ``line`` the line of the kernel's source, 1
     its first, 0 unknown. Elements are ``base`` + ``pattern`` (int64, shared
-    by alike accesses): those whose mask is on, row by row.
+    by alike accesses): those whose mask is on, row by row, the first of them
+    in lane number ``lane``.
     """
 
     program: Program
@@ -55,6 +68,7 @@ class Access:
     pattern: np.ndarray
     itemsize: int
     line: int = 0
+    lane: int = 0
 
     @property
     def offsets(self) -> np.ndarray:
@@ -82,8 +96,8 @@ class Trace:
     """Every access of one launch, in the order the interpreter ran them.
 
     An access whose lanes are all masked off touches no memory and is left
-    out. ``grid`` is the launch's, ``tensors`` maps a parameter to its
-    Operand.
+    out; the others are of the tensor whose pointer they were made from.
+    ``grid`` is the launch's, ``tensors`` maps a parameter to its Operand.
     """
 
     name: str
@@ -98,13 +112,18 @@ class Trace:
         return tuple((i, j, k) for k in range(z) for j in range(y)
                      for i in range(x))
 
-    def of(self, program: int | Sequence[int]) -> tuple[Access, ...]:
-        """The accesses of one program, a number or (x, y, z), in order."""
-        want = program if isinstance(program, Sequence) else (program,)
+    def program(self, number: int | Sequence[int]) -> Program:
+        """(x, y, z) of a program given by a number or by (x, y, z)."""
+        want = number if isinstance(number, Sequence) else (number,)
         want = (*want, 0, 0)[:3]
         if want not in self.programs:
-            raise ValueError(f"program {program} is not of the grid "
+            raise ValueError(f"program {number} is not of the grid "
                              f"{self.grid}, which starts at 0.")
+        return want
+
+    def of(self, program: int | Sequence[int]) -> tuple[Access, ...]:
+        """The accesses of one program, a number or (x, y, z), in order."""
+        want = self.program(program)
         return tuple(a for a in self.accesses if a.program == want)
 
     def table(self) -> pd.DataFrame:
@@ -148,7 +167,7 @@ class Trace:
             # Steps, not offsets: mostly ones, which gzip folds to nothing.
             "patterns": [np.diff(p).tolist() for p in patterns.values()],
             "accesses": [[a.program, a.kind, a.tensor, a.shape, a.base,
-                          number[id(a.pattern)], a.line]
+                          number[id(a.pattern)], a.line, a.lane]
                          for a in self.accesses]}
 
 
@@ -162,8 +181,8 @@ def from_data(data: Mapping[str, Any]) -> Trace:
                 for steps in data["patterns"]]
     return Trace(data["name"], tuple(
         Access(tuple(program), kind, tensor, tuple(shape), base, patterns[n],
-               tensors[tensor].itemsize, line)
-        for program, kind, tensor, shape, base, n, line in data["accesses"]),
+               tensors[tensor].itemsize, *where)
+        for program, kind, tensor, shape, base, n, *where in data["accesses"]),
         tensors, tuple(data["grid"]))
 
 
@@ -177,6 +196,15 @@ def operands(tensors: Mapping[str, Any]) -> dict[str, Operand]:
         for key, t in tensors.items()}
 
 
+def traced(run: Any) -> Trace:
+    """The trace of a launch, or ``run`` itself; ValueError for neither."""
+    trace = getattr(run, "trace", run)
+    if not isinstance(trace, Trace):
+        raise ValueError(f"{type(run).__name__} has no trace: launch with "
+                         "trace=True.")
+    return trace
+
+
 class Recorder:
     """Collects the accesses of one run of kernel ``name``.
 
@@ -186,21 +214,23 @@ class Recorder:
 
     def __init__(self, name: str, inner: Mapping[str, Any],
                  outer: Mapping[str, Any]) -> None:
-        self.name, self.tensors = name, operands(outer)
+        self.name, self.inner = name, inner
+        self.tensors = operands(outer)
+        self.places = {key: t.places() for key, t in self.tensors.items()}
         self.accesses: list[Access] = []
         self.patterns: dict[bytes, Any] = {}
-        self.inner = {key: t for key, t in inner.items() if t.numel()}
 
-    def add(self, kind: str, program: Program, addresses: np.ndarray,
-            shape: tuple[int, ...], width: int, line: int) -> None:
-        """Note one access before it happens; ``addresses`` in bytes, of the
-        lanes whose mask is on, each of ``width`` bytes."""
-        low, high = int(addresses.min()), int(addresses.max())
+    def add(self, kind: str, program: Program, tensors: set[str | None],
+            addresses: np.ndarray, shape: tuple[int, ...], width: int,
+            line: int, lane: int) -> None:
+        """Note one access before it happens, by pointers of ``tensors``;
+        ``addresses`` in bytes, of the lanes whose mask is on (``lane`` is
+        the first), each of ``width`` bytes."""
         what = f"line {line} of {self.name}, program {program}, {kind}"
-        tensor = next(self._holding(low, high + width), None)
-        if tensor is None:
-            raise ValueError(f"{what}: these addresses are in no tensor. "
-                             "Mask the lanes beyond its end.")
+        tensor, *more = tensors
+        if more or tensor is None:
+            raise ValueError(f"{what}: its pointers come from no single "
+                             "tensor, by which a trace counts: pass one.")
         first, itemsize = (self.inner[tensor].data_ptr(),
                            self.inner[tensor].itemsize)
         if width != itemsize:
@@ -208,25 +238,18 @@ class Recorder:
                              f"an element has {itemsize}. A trace counts "
                              "elements: cast the value, not the pointer.")
         offsets = (addresses.astype("int64") - first) // itemsize
+        places = self.places[tensor]
+        if (offsets.min() < 0 or offsets.max() >= places.size
+                or (places[offsets] < 0).any()):
+            raise ValueError(f"{what}: these addresses are not in {tensor}. "
+                             "Mask the lanes beyond its end.")
         base = int(offsets[0])
         offsets -= base
         pattern = self.patterns.setdefault(offsets.tobytes(), offsets)
         pattern.setflags(write=False)
         self.accesses.append(Access(
             program, kind, tensor, shape, base, pattern,
-            self.tensors[tensor].itemsize, line))
-
-    def _holding(self, low: int, end: int) -> Iterator[str]:
-        """Tensors with these bytes, then those whose storage has them."""
-        for key, t in self.inner.items():
-            if (t.data_ptr() <= low and end
-                    <= t[(-1,) * t.dim()].data_ptr() + t.itemsize):
-                yield key
-        for key, t in self.inner.items():
-            storage = t.untyped_storage()
-            start = storage.data_ptr()
-            if start <= low and end <= start + storage.nbytes():
-                yield key
+            self.tensors[tensor].itemsize, line, lane))
 
     def trace(self, grid: tuple[int, ...]) -> Trace:
         return Trace(self.name, tuple(self.accesses), self.tensors, grid)

@@ -376,18 +376,21 @@ def interpreted(note: Callable[..., None] = lambda *access: None,
                 ) -> Iterator[Callable[[Any], Any]]:
     """Gives ``interpret``: ``interpret(kernel)[grid](...)`` runs in Python.
 
-    ``note(kind, program, addresses, shape, width, line)`` is called before
-    each load, store or atomic that has a lane with its mask on: addresses of
-    those lanes (uint64, row by row), shape of the block, bytes a lane, line
-    of the kernel's source. Triton's own switch spoils every later compile;
-    these patches last only as long as the ``with``. Raises what the kernel
-    or ``note`` raises, and ValueError for types that come out wrong: bf16
-    and fp8.
+    ``note(kind, program, tensors, addresses, shape, width, line, lane)`` is
+    called before each load, store or atomic that has a lane with its mask
+    on: which tensor arguments its pointers come from (1 the first, 0 none),
+    addresses of those lanes (uint64, row by row), shape of the block, bytes a
+    lane, line of the kernel's source, number of the first such lane. Triton's
+    own switch spoils every later compile; these patches last only as long as
+    the ``with``. Raises what the kernel or ``note`` raises, and ValueError
+    for types that come out wrong: bf16 and fp8.
     """
     triton = _triton()
     interpreter, jit = triton.interpreter, triton.jit.JITFunction
     language, memory = triton.package.language, triton.memory
     kind_of, running = interpreter._get_np_dtype, []
+    numpy = need("numpy", "the interpreter computes with it")
+    convert, tensors, tag = interpreter._implicit_cvt, [], 56
 
     @functools.cache
     def interpret(fn: Any) -> Any:
@@ -400,7 +403,7 @@ def interpreted(note: Callable[..., None] = lambda *access: None,
         return run
 
     def start(kernel: Any) -> Any:
-        running[:] = [kernel.fn.__code__]
+        running[:], tensors[:] = [kernel.fn.__code__], []
         return interpret(kernel.fn)
 
     def line() -> int:
@@ -410,6 +413,15 @@ def interpreted(note: Callable[..., None] = lambda *access: None,
                 code.co_filename, code.co_name):
             frame = frame.f_back
         return frame.f_lineno - code.co_firstlineno + 1 if frame else 0
+
+    def tagged(value: Any) -> Any:
+        # No address needs its top byte: there the number of the argument
+        # goes with whatever is computed from it, also where two share memory.
+        made = convert(value)
+        if hasattr(value, "data_ptr"):
+            tensors.append(value)
+            made.handle.data |= numpy.uint64(len(tensors) << tag)
+        return made
 
     def checked(kind: Any) -> Any:
         if re.match("bf16|fp8", str(getattr(kind, "scalar", kind))):
@@ -424,13 +436,15 @@ def interpreted(note: Callable[..., None] = lambda *access: None,
         call = getattr(memory, name)
 
         def noted(*args: Any) -> Any:
-            where = args[at]
-            lanes = (where.ravel() if mask is None
-                     else where[args[mask].astype(bool)])
-            if lanes.size:
-                note(kind, interpreter.interpreter_builder.grid_idx, lanes,
-                     where.shape, args[value].dtype.itemsize, line())
-            return call(*args)
+            tags, where = args[at] >> tag, args[at] & (1 << tag) - 1
+            # For a block pointer Triton gives a memoryview.
+            on = (numpy.ones(where.shape, bool) if mask is None
+                  else numpy.asarray(args[mask], bool))
+            if on.any():
+                note(kind, interpreter.interpreter_builder.grid_idx,
+                     numpy.unique(tags[on]).tolist(), where[on], where.shape,
+                     args[value].dtype.itemsize, line(), int(on.argmax()))
+            return call(*args[:at], where, *args[at + 1:])
 
         scope.set_attr(memory, name, noted)
 
@@ -458,6 +472,7 @@ def interpreted(note: Callable[..., None] = lambda *access: None,
     scope.set_attr(jit, "__call__", lambda self, *args, **kwargs: (
         interpret(self.fn).rewrite()(*args, **kwargs)))
     scope.set_attr(interpreter, "_get_np_dtype", checked)
+    scope.set_attr(interpreter, "_implicit_cvt", tagged)
     scope.set_attr(builder, "create_dot", dot)
     noting("load", "load", 0, value=2, mask=1)  # pointers, mask, other
     noting("store", "store", 0, value=1, mask=2)  # pointers, value, mask

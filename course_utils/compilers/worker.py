@@ -1,13 +1,10 @@
 """A process of its own for every compiler that must be isolated.
 
 Some compilers read their flags once, patch the library they belong to, or
-can take the whole process down with them. They run here instead, so that no
-flag of the reader's process is ever changed and a crash is an error message.
-
-One worker of each kind is kept and used again, since importing jax or torch
-is most of the cost of a small compile. It ends with the process that started
-it. Workers are started, never forked: a fork copies the threads' locks of jax
-and torch but not the threads.
+can take the whole process down. Here no flag of the reader's process changes,
+and a crash is an error message. A worker is kept, since importing jax or torch
+is most of the cost of a small compile, and ends with its parent. It is never
+forked: a fork copies the locks of threads but not the threads.
 """
 
 from __future__ import annotations
@@ -26,21 +23,19 @@ from typing import IO, Any
 
 import cloudpickle
 
-# What must stand in the environment before the compiler is imported.
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TPU_SKIP_MDS_QUERY": "1"}
-# libtpu otherwise lets one process a machine load it, chips or no chips.
-_TPU = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-# jax 0.7's CUDA plugin otherwise hides its compiler where no driver is.
-_CUDA = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-ENVIRONMENT = {
-    "xla": {**_QUIET, **_TPU, **_CUDA, "JAX_PLATFORMS": "cpu"},
-    "torch": {"CUDA_VISIBLE_DEVICES": ""},
-}
+ENVIRONMENT = {  # what must stand before the compiler is imported
+    "xla": {
+        "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TPU_SKIP_MDS_QUERY": "1",
+        # libtpu otherwise lets one process a machine load it.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        # jax 0.7's CUDA plugin otherwise hides its compiler without a driver.
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
+    "torch": {"CUDA_VISIBLE_DEVICES": ""}}
 SCRATCH = "{scratch}"  # in a variable: the worker's own temporary folder
 # What the reader set for these compilers must not change what we show.
 _COMPILERS_READ = re.compile(
     r"(?!\w*CACHE_DIR$)(TORCH|PYTORCH|TRITON_|XLA_|JAX_|LIBTPU|TPU_|MLIR_)")
-_LENGTH = 8  # bytes of the length that precedes each message
 
 
 class CompilerError(RuntimeError):
@@ -78,9 +73,11 @@ class _Worker:
             self.stop()
             reason = (f"took longer than {timeout:.0f} s" if expired.is_set()
                       else f"died (exit code {self.process.returncode})")
+            self.log.seek(0)
+            lines = self.log.read().decode(errors="replace").splitlines()[-5:]
             raise CompilerError(
                 f"The {self.kind} compiler process {reason} in {target}. "
-                f"Its last lines: {self.last_lines()}") from None
+                f"Its last lines: {chr(10).join(lines) or 'none'}") from None
         except BaseException:  # a stopped cell leaves no process behind
             self.stop()
             raise
@@ -89,11 +86,6 @@ class _Worker:
         if ok:
             return value
         raise value
-
-    def last_lines(self, count: int = 5) -> str:
-        self.log.seek(0)
-        lines = self.log.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-count:]) or "none"
 
     def stop(self) -> None:
         self.process.kill()
@@ -109,20 +101,18 @@ def call(kind: str, target: str, *args: Any, timeout: float = 300,
          environment: dict[str, str] | None = None) -> Any:
     """Run ``target`` ("package.module:function") with ``args`` in a worker.
 
-    ``kind`` is "xla" or "torch"; ``environment`` adds variables, and a worker
-    is kept for each distinct environment. "{scratch}" in a value becomes the
-    worker's temporary folder, which it finds in COURSE_SCRATCH. Arguments and
-    result travel by cloudpickle. Errors of the function are raised here; a
-    worker that dies or takes longer than ``timeout`` seconds raises
-    ``CompilerError``.
+    ``kind`` is "xla" or "torch"; ``environment`` adds variables, and each has
+    a worker of its own. "{scratch}" in a value becomes its temporary folder,
+    which it finds in COURSE_SCRATCH. Arguments and result travel by
+    cloudpickle, errors too; a worker that dies or takes longer than
+    ``timeout`` seconds raises ``CompilerError``.
     """
     variables = {**ENVIRONMENT[kind], **(environment or {})}
     key = (kind, os.getpid(), *sorted(variables.items()))
     with _lock:
-        worker = _workers.get(key)
-        if worker is None or worker.process.poll() is not None:
-            worker = _workers[key] = _Worker(kind, variables)
-        return worker.call(target, args, timeout)
+        if key not in _workers or _workers[key].process.poll() is not None:
+            _workers[key] = _Worker(kind, variables)
+        return _workers[key].call(target, args, timeout)
 
 
 @atexit.register
@@ -134,13 +124,13 @@ def stop() -> None:
 
 def _send(stream: IO[bytes], message: Any) -> None:
     data = cloudpickle.dumps(message)
-    stream.write(len(data).to_bytes(_LENGTH, "big") + data)
+    stream.write(len(data).to_bytes(8, "big") + data)
     stream.flush()
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    head = stream.read(_LENGTH)
-    if len(head) < _LENGTH:
+    head = stream.read(8)
+    if len(head) < 8:
         raise EOFError
     return cloudpickle.loads(stream.read(int.from_bytes(head, "big")))
 

@@ -16,19 +16,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from course_utils import chips, host
 from course_utils.compilers import cache, hlo, text, triton, worker
-from course_utils.compilers.rung import (
-    Buffer,
-    Kernel,
-    Pass,
-    Rung,
-    absent,
-)
+from course_utils.compilers.rung import Compiled, Pass, Rung, absent
 from course_utils.host import Missing
 
 TPU_TOPOLOGIES = {  # names that libtpu accepts; the smallest of each
@@ -45,20 +39,6 @@ _SCHEDULED = "is_scheduled=true"
 _PASS_FILE = re.compile(r"\.(\d{4})\.(.+?)\.after_(.+?)(?:\.before_(.+))?$")
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What one compile gave: text, passes, code, kernels and memory.
-
-    ``memory`` maps "argument", "output", "alias", "temp" to bytes.
-    """
-
-    rungs: tuple[Rung, ...]
-    passes: tuple[Pass, ...] = field(repr=False)
-    kernels: tuple[Kernel, ...]
-    buffers: tuple[Buffer, ...] = field(repr=False)
-    memory: dict[str, int]
-
-
 def compile(fn: Callable, args: tuple, target: str,
             donate: tuple[int, ...] = (), fresh: bool = False) -> Compiled:
     """Every rung of the JAX function ``fn`` for ``target``.
@@ -67,7 +47,8 @@ def compile(fn: Callable, args: tuple, target: str,
     ``AbstractMesh`` in them compiles for that many chips. ``donate`` numbers
     the arguments whose buffers the result may take over.
     """
-    _need(target)
+    if missing := lacking(target):
+        raise missing
     front, module = _lower(fn, args, target, donate)
     done = cache.cached(
         ("xla", target, text.fold_cell(module)),
@@ -79,38 +60,35 @@ def compile(fn: Callable, args: tuple, target: str,
 
 def works(target: str) -> str:
     """"" where this machine compiles for ``target``, else why not."""
-    try:
-        _need(target)
-    except Missing as missing:
-        return str(missing)
-    return ""
+    return str(lacking(target) or "")
 
 
-def _need(target: str) -> None:
-    if host.version("jax") is None:
-        raise Missing("jax", "it compiles JAX functions",
-                      "Run: pip install jax")
-    if target in TPU_TOPOLOGIES and host.version("libtpu") is None:
-        raise Missing("libtpu", f"it holds the compiler for {target}",
-                      "Run: pip install libtpu (Linux x86-64 only)")
+def lacking(target: str) -> Missing | None:
+    """What this machine lacks of the compiler for ``target``, if anything."""
     plugin = next(filter(None, (
-        host.version(f"jax-cuda{n}-plugin") for n in (13, 12))), None)
-    if target in GPUS and plugin is None:
-        raise Missing("The CUDA plugin of jax",
-                      f"it holds XLA's compiler for {target}",
-                      "Run: pip install jax-cuda13-plugin (Linux only)")
-    if target in GPUS and plugin.startswith(_NEEDS_THE_CHIP):
-        raise Missing("A newer CUDA plugin of jax",
-                      f"version {plugin} compiles for {target} only where "
-                      "that chip is", "Run, except on Colab: pip install "
-                      "--upgrade jax jax-cuda13-plugin")
+        host.version(f"jax-cuda{n}-plugin") for n in (13, 12))), "")
+    for lacks, *missing in (
+            (not host.version("jax"), "jax", "it compiles JAX functions",
+             "Run: pip install jax"),
+            (target in TPU_TOPOLOGIES and not host.version("libtpu"),
+             "libtpu", f"it holds the compiler for {target}",
+             "Run: pip install libtpu (Linux x86-64 only)"),
+            (target in GPUS and not plugin, "The CUDA plugin of jax",
+             f"it holds XLA's compiler for {target}",
+             "Run: pip install jax-cuda13-plugin (Linux only)"),
+            (target in GPUS and plugin.startswith(_NEEDS_THE_CHIP),
+             "A newer CUDA plugin of jax", f"version {plugin} compiles for "
+             f"{target} only where that chip is", "Run, except on Colab: pip "
+             "install --upgrade jax jax-cuda13-plugin")):
+        if lacks:
+            return Missing(*missing)
+    return None
 
 
 def _environment(target: str) -> dict[str, str]:
     if target not in TPU_TOPOLOGIES:
         return {"XLA_FLAGS": _CPU_FLAGS}
-    # libtpu reads these once, at its first use; the folder is emptied
-    # before every compile.
+    # libtpu reads these once, at its first use.
     return {"LIBTPU_INIT_ARGS": " ".join((
         f"--xla_jf_dump_to={worker.SCRATCH}/llo",
         "--xla_jf_dump_llo_text=true", "--xla_jf_dump_hlo_text=false",
@@ -125,21 +103,22 @@ def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
 
     kind = "cpu" if target == "cpu" else (
         "cuda" if target in GPUS else "tpu")
-    tool, clock = f"jax {jax.__version__}", time.perf_counter
-    rungs = list(source(fn))
+    clock, rungs = time.perf_counter, list(source(fn))
+
+    def add(name: str, made: str, language: str, start: float) -> None:
+        rungs.append(Rung(name, made, language, f"jax {jax.__version__}",
+                          clock() - start))
+
     start = clock()
     traced = jax.jit(fn, donate_argnums=donate).trace(*args)
-    text = traced.jaxpr.pretty_print(use_color=False)  # a page has its own
-    rungs.append(Rung("jaxpr", text, "jaxpr", tool, clock() - start))
+    # Without colours: a page has its own.
+    add("jaxpr", traced.jaxpr.pretty_print(use_color=False), "jaxpr", start)
     start = clock()
     lowered = traced.lower(lowering_platforms=(kind,))
-    module = lowered.as_text(debug_info=True)
-    rungs.append(Rung("stablehlo", lowered.as_text(), "mlir", tool,
-                      clock() - start))
+    add("stablehlo", lowered.as_text(), "mlir", start)
     start = clock()
-    rungs.append(Rung("hlo", lowered.as_text(dialect="hlo"), "hlo", tool,
-                      clock() - start))
-    return tuple(rungs), module
+    add("hlo", lowered.as_text(dialect="hlo"), "hlo", start)
+    return tuple(rungs), lowered.as_text(debug_info=True)
 
 
 def source(fn: Any) -> tuple[Rung, ...]:
@@ -163,16 +142,13 @@ def _compile(module: str, target: str) -> Compiled:
     """Compile StableHLO text. Runs in the worker; called by ``compile``."""
     folder, llo = (Path(os.environ["COURSE_SCRATCH"], name)
                    for name in ("xla", "llo"))
-    for path in (folder, llo):
+    for path in (folder, llo):  # of the compile before: tens of MB
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
     start = time.perf_counter()
     executable = _run_xla(module, _devices(target), folder)
-    made = _collect(executable, target, folder, llo,
+    return _collect(executable, target, folder, llo,
                     time.perf_counter() - start)
-    for path in (folder, llo):  # tens of MB
-        shutil.rmtree(path, ignore_errors=True)
-    return made
 
 
 def _devices(target: str) -> list:
@@ -252,23 +228,26 @@ def _collect(executable: Any, target: str, folder: Path, llo: Path,
     rungs = [Rung("hlo-optimized", optimized, "hlo", tool, seconds)]
     if target == "cpu":
         rungs += _cpu_code(folder)
-        kernels = hlo.kernels(optimized, _symbols(folder))
+        # The functions XLA:CPU emitted code for.
+        kernels = hlo.kernels(optimized, set(re.findall(
+            r'^define .*@"?([\w.-]+)"?\(', rungs[1].raw, re.M)))
     elif target in GPUS:
-        code, assembled = _gpu_code(folder, target)
+        code, used = _gpu_code(folder, target)
         rungs += code
-        kernels = tuple(_with_resources(kernel, assembled)
-                        for kernel in hlo.kernels(optimized))
+        kernels = tuple(
+            replace(kernel, **used.get(re.sub(r"[.-]", "_", kernel.name), {}))
+            for kernel in hlo.kernels(optimized))
     else:
         rungs += _tpu_code(llo, tool)
         kernels = hlo.kernels(optimized)
     if calls := hlo.library_calls(optimized, kernels):
         rungs.append(Rung("library", calls, "hlo", tool, 0.0))
     stats = executable.get_compiled_memory_stats()
-    assigned = _first(folder, "*buffer-assignment.txt")
+    assigned, lives = ("".join(_read(folder, f"*{name}.txt")[:1])
+                       for name in ("buffer-assignment", "live-range"))
     return Compiled(
         tuple(rungs), _passes(folder), kernels,
-        hlo.buffers(assigned,  # in jax 0.7 it is all one file
-                    _first(folder, "*live-range.txt") or assigned),
+        hlo.buffers(assigned, lives or assigned),  # jax 0.7: in one file
         {name: getattr(stats, f"{name}_size_in_bytes")
          for name in ("argument", "output", "alias", "temp")})
 
@@ -279,9 +258,8 @@ def _tool(target: str) -> str:
     return f"XLA of jaxlib {host.version('jaxlib')}"
 
 
-def _first(folder: Path, pattern: str) -> str:
-    files = sorted(folder.glob(pattern))
-    return files[0].read_text() if files else ""
+def _read(folder: Path, pattern: str) -> list[str]:
+    return [file.read_text() for file in sorted(folder.glob(pattern))]
 
 
 def _passes(folder: Path) -> tuple[Pass, ...]:
@@ -302,16 +280,9 @@ def _passes(folder: Path) -> tuple[Pass, ...]:
     return tuple(passes)
 
 
-def _symbols(folder: Path) -> set[str]:
-    """Names of the functions XLA:CPU emitted code for."""
-    llvm = "".join(f.read_text() for f in folder.glob("*ir-with-opt.ll"))
-    return set(re.findall(r'^define .*@"?([\w.-]+)"?\(', llvm, re.M))
-
-
 def _cpu_code(folder: Path) -> list[Rung]:
-    llvm = [file.read_text()
-            for file in sorted(folder.glob("*ir-with-opt.ll"))]
-    rungs = [Rung("llvm-ir", "\n".join(llvm), "llvm", _tool("cpu"), 0.0)]
+    rungs = [Rung("llvm-ir", "\n".join(_read(folder, "*ir-with-opt.ll")),
+                  "llvm", _tool("cpu"), 0.0)]
     objects = sorted(folder.glob("*.o"))
     if not objects:  # libraries do it all
         return rungs
@@ -331,37 +302,33 @@ def _cpu_code(folder: Path) -> list[Rung]:
 
 
 def _gpu_code(folder: Path, target: str
-              ) -> tuple[list[Rung], dict[str, triton.Assembled]]:
-    """LLVM IR, PTX and SASS, and each kernel's assembly by its name."""
-    tool, assembled = _tool(target), {}
-    ptx = [code for file in sorted(folder.glob("*.ptx"))
-           if ".entry" in (code := file.read_text())]
+              ) -> tuple[list[Rung], dict[str, dict[str, int]]]:
+    """LLVM IR, PTX and SASS, and what each kernel uses by its name."""
+    ptx = [code for code in _read(folder, "*.ptx") if ".entry" in code]
     if not ptx:  # every kernel is a library's
         return [], {}
-    llvm = [f.read_text() for f in sorted(folder.glob("*ir-with-opt.ll"))]
-    rungs = [Rung("llvm-ir", "\n".join(llvm), "llvm", tool, 0.0),
-             Rung("ptx", "\n".join(ptx), "ptx", tool, 0.0)]
-    start = time.perf_counter()
+    llvm = _read(folder, "*ir-with-opt.ll")
+    rungs = [Rung("llvm-ir", "\n".join(llvm), "llvm", _tool(target), 0.0),
+             Rung("ptx", "\n".join(ptx), "ptx", _tool(target), 0.0)]
     try:
-        for code in ptx:
-            name = re.search(r"\.entry (\w+)", code).group(1)
-            arch = re.search(r"^\.target (\w+)", code, re.M).group(1)
-            assembled[name] = triton.assemble(code, arch)
+        machine, used = sass(ptx)
     except Missing as missing:  # triton brings ptxas
         return [*rungs, absent("sass", missing)], {}
-    done = list(assembled.values())
-    rungs.append(Rung("sass", "\n".join(code.sass for code in done), "sass",
-                      done[0].tool, time.perf_counter() - start))
-    return rungs, assembled
+    return [*rungs, machine], used
 
 
-def _with_resources(kernel: Kernel, assembled: dict[str, triton.Assembled]
-                    ) -> Kernel:
-    code = assembled.get(re.sub(r"[.-]", "_", kernel.name))
-    if code is None:
-        return kernel
-    return replace(kernel, registers=code.registers, spills=code.spills,
-                   shared_bytes=code.shared_bytes)
+def sass(ptx: list[str]) -> tuple[Rung, dict[str, dict[str, int]]]:
+    """Machine code of PTX, one kernel a text, and what each kernel uses."""
+    start, made = time.perf_counter(), {}
+    for code in ptx:
+        name = re.search(r"\.entry (\w+)", code)[1]
+        arch = re.search(r"^\.target (\w+)", code, re.M)[1]
+        made[name] = triton.assemble(code, arch)
+    return Rung("sass", "\n".join(code.sass for code in made.values()), "sass",
+                made[name].tool, time.perf_counter() - start), {
+        name: {"registers": code.registers, "spills": code.spills,
+               "shared_bytes": code.shared_bytes}
+        for name, code in made.items()}
 
 
 def _tpu_code(folder: Path, tool: str) -> list[Rung]:

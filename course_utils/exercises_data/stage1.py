@@ -123,3 +123,123 @@ def llama_crossover() -> float:
     from course_utils import transformer
 
     return transformer.published("llama-3-8b").attention_crossover()
+
+
+@exercise(
+    "1.5",
+    hints=("The gradient of the last projection's weights needs what that "
+           "projection read: the mix. The mix needs the scores.",
+           "QK^T and AV, once more, forward. Each is 2 T**2 N H."),
+    why="4 T**2 N H: QK^T and AV, forward, once more. The seven products with "
+        "weights are kept, and softmax is no product. The book says 4BT**2NH, "
+        "exactly this.",
+    wrong=((lambda right: right / 2,
+            "That is one of QK^T and AV. The last projection's gradient needs "
+            "the mix too, so both are done again."),
+           (lambda right: right * 3,
+            "That is all of attention, forward and backward. The backward "
+            "products are done once in any case; only forward is repeated."),
+           (lambda right: right * 5,
+            "That does the whole layer again. The results of the seven "
+            "products with weights are kept."),
+           (lambda right: right / 8192,
+            "That is for one token; there are 8,192."),
+           (lambda right: right / 32, "That is one head; there are 32.")),
+)
+def attention_done_again() -> float:
+    """How many FLOPs of products does the backward pass of one decoder layer
+    do again, for one sequence of T = 8192 tokens, D = 4096, N = 32 heads of H
+    = 128, where only the results of the seven products with weights are
+    kept?"""
+    from course_utils import transformer
+
+    layer = transformer.Config(layers=1, d_model=4096, heads=32, d_ff=16384,
+                               vocab=32000)
+    return layer.attention_flops(8192) * 8192
+
+
+@exercise(
+    "1.6",
+    rel_tol=0.003,  # three digits
+    hints=("For each layer: 4 D**2 for Q, K, V and O, and three matrices of "
+           "D x 4D.",
+           "64 layers of 16 D**2, and twice 32,000 x 4096. Norms are too few "
+           "to see."),
+    why="64 x 16 x 4096**2 are 17.18 billion, and the two tables 0.26. The "
+        "book's 16 billion are 4e3 and 16e3 put in for 4096 and 16384: nine "
+        "percent less.",
+    wrong=((lambda right: 16e9,
+            "That is the book's, which rounds 4096 to 4e3 and 16384 to 16e3 "
+            "before it multiplies. Without that it is more."),
+           (lambda right: right - 64 * 4096 * 16384,
+            "That is with two matrices in the MLP. A gated one has three."),
+           (lambda right: right - 32000 * 4096, "Embedding and unembedding "
+            "are apart, so the vocabulary's table is there twice."),
+           (lambda right: right - 2 * 32000 * 4096,
+            "The embedding and the unembedding are parameters too."),
+           (lambda right: right / 64, "That is one layer; there are 64.")),
+)
+def parameters_of_the_book() -> int:
+    """How many parameters has a decoder with D = 4096, gated MLPs of width
+    4D, 32 heads of 128, 64 layers and a vocabulary of 32,000, embedding and
+    unembedding apart?"""
+    from course_utils import transformer
+
+    return transformer.Config(layers=64, d_model=4096, heads=32, d_ff=16384,
+                              vocab=32000).params()
+
+
+@exercise(
+    "1.7",
+    rel_tol=0.0012,  # four digits, hours given with three
+    hints=("6ND FLOPs, over the FLOPs that the chips could have done.",
+           "Hours to seconds, times the peak: 1.520e25. 6ND is 3.286e24."),
+    why="3.286e24 of 1.520e25 FLOPs. The book prints 21.7 %: it rounds both "
+        "numbers first, to 3.3e24 and 1.52e25. In fp8, a fifth of the peak is "
+        "not bad.",
+    wrong=((lambda right: 0.217, "That is the book's, of 3.3e24 over 1.52e25: "
+            "rounded before dividing."),
+           (lambda right: right * 100, "As a fraction: divide by 100."),
+           (lambda right: 6 * 671e9 * 14.8e12 / (2.79e6 * 3600 * 1.513e15),
+            "That takes all 671 billion parameters. A token meets 37."),
+           (lambda right: right / 3,
+            "That is the forward pass. Training is three times as much."),
+           (lambda right: right * 3600, "An hour has 3,600 seconds."),
+           (lambda right: 1 / right, "The other way round.")),
+)
+def utilization_of_deepseek() -> float:
+    """What is the MFU of DeepSeek-V3's training, as a fraction: 37e9 active
+    parameters, 14.8e12 tokens, 2.79e6 hours of an H800 with an fp8 peak of
+    1.513e15 FLOP/s?"""
+    done = 6 * 37e9 * 14.8e12
+    possible = 2.79e6 * 3600 * 1.513e15
+    return done / possible
+
+
+@exercise(
+    "1.8",
+    hints=("Bytes of one token's cache: 2 x 64 x 8 x 256, of one byte each.",
+           "The weights lie in the same memory: take 18.4e9 from 16 x 16 GiB, "
+           "and divide by one sequence's cache."),
+    why="A token's cache has 262,144 bytes, a sequence's 33.6 GB. Beside the "
+        "weights that fits seven times (7.6; the book counts 16 GB a chip, "
+        "and has 7.08). With one head of keys it would be eight times less.",
+    wrong=((lambda right: 8, "Seven and a bit: a part of a sequence does not "
+            "fit. And the weights lie there too."),
+           (lambda right: 3, "Two bytes a value? int8 has one."),
+           (lambda right: 15, "That keeps keys or values. Both are needed."),
+           (lambda right: 61, "That is one head of keys and values in each "
+            "layer. There are 8."),
+           (lambda right: 0, "One chip alone would not even hold the weights. "
+            "The sixteen share them.")),
+)
+def sequences_that_fit() -> int:
+    """How many sequences of 128,000 tokens fit on 16 TPU v5e (16 GiB each)
+    beside the weights of a decoder of 18.4e9 parameters, 64 layers, 8 heads
+    of keys and values of 256, all in int8?"""
+    from course_utils import chips, transformer
+
+    decoder = transformer.Config(layers=64, d_model=4096, heads=32, kv_heads=8,
+                                 head_dim=256, d_ff=16384, vocab=32000)
+    free = 16 * chips.get("tpu-v5e").hbm_bytes - 18.4e9
+    return int(free // decoder.kv_cache_bytes(128_000, bytes_per_value=1))

@@ -104,7 +104,7 @@ def kernel(x_ptr, output_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
 
 
 def _interleaved(answer: Any, _: Any) -> str:
-    """"" if the line gives program p the elements p, p + 4, p + 8, ..."""
+    """"" if the lines give program p the elements p, p + 4, p + 8, ..."""
     import torch
 
     from course_utils import kernels
@@ -112,7 +112,7 @@ def _interleaved(answer: Any, _: Any) -> str:
     if not isinstance(answer, str) or "offsets" not in answer:
         return 'this asks for a line of the kernel: "offsets = ...".'
     kernel = kernels.from_source(_EVERY_FOURTH.format(
-        textwrap.dedent(answer).strip()))
+        textwrap.dedent(answer).strip().replace("\n", "\n    ")))
     x = torch.arange(250.0, device=kernels.device())
     done = kernels.launch(kernel, 4, x, torch.zeros_like(x), 250,
                           BLOCK_SIZE=64, trace=True)

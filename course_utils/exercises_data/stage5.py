@@ -33,12 +33,9 @@ def l4_sms() -> int:
            "in Python is quick."),
     why="For a W without bounds the ridge itself, 296 rows, would do. Here "
         "X and Y cost bytes too, which W's reuse must pay for.",
-    wrong=((lambda right: 296,
-            "That is the rule of thumb: it leaves out the bytes of X and Y, "
-            "which are not small here."),
-           (lambda right: 295,
-            "That is the rule of thumb: it leaves out the bytes of X and Y, "
-            "which are not small here."),
+    wrong=(*((lambda right, ridge=ridge: ridge,
+              "That is the rule of thumb: it leaves out the bytes of X and Y, "
+              "which are not small here.") for ridge in (295, 296)),
            (lambda right: right - 1, "One row short of the ridge."),
            (lambda right: 512, "Nearly: the example was just below it.")),
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from course_utils._whole import whole
 from course_utils.plot.base import (
     BLUE,
     PALE,
@@ -30,19 +32,20 @@ def shares(cost: Any, title: str = "What products are of the whole") -> Figure:
     """Products against everything else, by FLOPs, by bytes and by op.
 
     ``cost`` has ``ops``, each with matmul, flops and bytes (``flops.count``
-    gives one); an op with matmul FLOPs is a product. In percent.
+    gives one); an op with matmul FLOPs is a product. In percent; a measure
+    that is 0, as the FLOPs of a copy, is left out.
     """
     measures = {"FLOPs": lambda op: op.flops, "bytes": lambda op: op.bytes,
                 "ops": lambda op: 1}
-    rows, said = {}, []
+    rows = {}
     for name, of in measures.items():
-        products = sum(of(op) for op in cost.ops if op.matmul)
-        share = 100 * products / sum(map(of, cost.ops))
-        rest = 100 - share
-        said.append(f"{share:.1f} % products")
-        rows[name] = ([(0, share, "products", f"{share:.1f} %"),
-                       (share, rest, "everything else", f"{rest:.1f} %")], "")
-    ax = chart(sentence(rows, said), title)
+        if total := sum(map(of, cost.ops)):
+            share = 100 * sum(of(op) for op in cost.ops if op.matmul) / total
+            rest = 100 - share
+            rows[name] = ([(0, share, "products", f"{share:.1f} %"), (
+                share, rest, "everything else", f"{rest:.1f} %")], "")
+    ax = chart(sentence(rows, (f"{parts[0][3]} products"
+                               for parts, _ in rows.values())), title)
     ax.set(xlabel="percent of the total", xlim=(0, 100))
     segments(ax, rows)
     return ax.figure
@@ -56,14 +59,17 @@ def products(rows: Mapping[str, str], title: str = "", **sizes: int) -> Figure:
     matrix as stored, not transposed); ``sizes`` are the letters' lengths.
     """
     legible("products", len(rows), 3)
-    flop = amount(2 * math.prod(sizes.values()), "FLOP")
-    work = f"2 · {' · '.join(map(str, sizes.values()))}\n= {flop}"
-    ax = canvas(sentence(rows, (
-        f"sums over {_summed(letters)}, {flop}"
-        for letters in rows.values())), title)
+    sizes = {letter: whole(letter, size) for letter, size in sizes.items()
+             if letter in {*"".join(rows.values())}}
+    ax, said = canvas("", title), []
     for row, (formula, letters) in enumerate(rows.items()):
-        middle, summed = 190 + 205 * row, _summed(letters)
-        out, left, right = formula.replace("ᵀ", "").replace("=", "").split()
+        letters = letters.replace(" ", "")
+        (out, left, right), summed = _names(formula, letters, sizes)
+        mine = [n for letter, n in sizes.items() if letter in letters]
+        flop = amount(2 * math.prod(mine), "FLOP")
+        said.append(f"sums over {summed}, {flop}")
+        work = f"2 · {' · '.join(map(str, mine))}\n= {flop}"
+        middle = 190 + 205 * row
         ax.text(30, middle - 34, formula, size=26, weight="bold", va="center")
         ax.text(30, middle + 10, f"summed over {summed}", color=RED,
                 size=18, va="center", weight="bold")
@@ -74,13 +80,22 @@ def products(rows: Mapping[str, str], title: str = "", **sizes: int) -> Figure:
             _matrix(ax, x, middle, edges, summed, sizes)
             ax.text(x, middle, name, size=20, ha="center", va="center")
             ax.text(x + 155, middle, sign, size=30, ha="center", va="center")
+    ax.figure.summary = sentence(rows, said)
     return ax.figure
 
 
-def _summed(letters: str) -> str:
-    """The letters of an einsum that are not in its result."""
-    ins, out = letters.split("->")
-    return "".join(sorted({*ins} - {*out, ","}))
+def _names(formula: str, letters: str, sizes: Mapping[str, int],
+           ) -> tuple[list[str], str]:
+    """The matrices of "C = A B", and the letter that its einsum sums over."""
+    names, edges = re.findall(r"[^\s=ᵀ]+", formula), {*letters} - {*",->"}
+    if len(names) != 3 or not edges <= sizes.keys() or not re.fullmatch(
+            r"(\w)(?!\1)\w,(\w)(?!\2)\w->(\w)(?!\3)\w", letters) or any(
+            letters.count(edge) != 2 for edge in edges):
+        raise ValueError(
+            f"rows has {formula!r}: {letters!r}, sizes {[*sizes]}: give a "
+            "product of two matrices as 'C = A B': 'mk,kn->mn', and the "
+            "length of each letter.")
+    return names, min(edges - {*letters.partition("->")[2]})
 
 
 def _matrix(ax: Axes, x: float, y: float, edges: str, summed: str,

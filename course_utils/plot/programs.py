@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+from course_utils import host
+from course_utils.compilers.trace import traced
 from course_utils.plot.base import (
     FILLS,
     canvas,
@@ -17,11 +20,13 @@ from course_utils.plot.base import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from course_utils.compilers.trace import Trace
+    from course_utils.compilers.trace import Access, Operand, Trace
     from course_utils.kernels import Launch
     from course_utils.simulate import Queue
 
-Share = tuple[tuple[int, ...], tuple[int, ...]]  # live lanes, and all
+Box = tuple[int, int, int, int]  # first and last row, first and last column
+# The boxes a program touches, its blocks with masked lanes, number of these.
+Share = tuple[list[Box], list[Box], int]
 _DONE = {"load": "read", "store": "written", "atomic": "updated"}
 
 
@@ -58,23 +63,27 @@ def programs(run: Launch | Trace, program: int | tuple[int, ...] = 0,
              title: str = "Which program touches which elements") -> Figure:
     """What the programs of a traced launch read and write, per tensor.
 
-    A program's share of a tensor is drawn as one rectangle, from the first
-    to the last element it touches, and ``program``'s is marked; lanes that a
-    mask switched off are hatched. Where programs share elements only
-    ``program`` is drawn. Tensors have one or two dimensions.
+    A program's share of a tensor is the elements it touches; ``program``'s
+    is marked. Where programs share elements only ``program`` is drawn. Lanes
+    that a mask switched off are counted; next to neighbours in a vector they
+    are hatched. Raises ValueError for tensors of more than two dimensions and
+    for those of which several elements are one in memory.
     """
-    trace = getattr(run, "trace", run)
-    if trace is None:
-        raise ValueError("run has no trace: launch with trace=True.")
-    chosen = (*([program] if isinstance(program, int) else program), 0, 0)[:3]
-    if chosen not in trace.programs:
-        raise ValueError(f"program is {program!r}; the grid is {trace.grid}.")
+    trace = traced(run)
+    chosen = trace.program(program)
     legible("programs", len(trace.programs), 128)
-    figure, shares = canvas("", title).figure, _shares(trace)
-    places = _places({key: trace.tensors[key[0]].shape for key in shares})
+    accesses: dict[tuple[str, str], dict[Any, list[Access]]] = {}
+    for a in trace.accesses:
+        accesses.setdefault((a.tensor, a.kind), {}).setdefault(
+            a.program, []).append(a)
+    legible("tensors read or written", len(accesses), 5)
+    figure = canvas("", title).figure
+    places = _places({key: trace.tensors[key[0]].shape for key in accesses})
     figure.summary = "; ".join(
         _panel(figure, place, f"{name}: {_DONE[kind]}",
-               trace.tensors[name].shape, shares[name, kind], chosen)
+               trace.tensors[name].shape, _shares(
+                   name, trace.tensors[name], accesses[name, kind], chosen),
+               chosen)
         for (name, kind), place in places.items())
     seen = {text: handle for ax in figure.axes for handle, text in zip(
         *ax.get_legend_handles_labels(), strict=True)}
@@ -82,31 +91,43 @@ def programs(run: Launch | Trace, program: int | tuple[int, ...] = 0,
     return figure
 
 
-def _element(offset: int, strides: tuple[int, ...]) -> tuple[int, int]:
-    """Row and column; a vector is a row."""
-    at = [0, 0]
-    for axis in sorted(range(len(strides)), key=lambda a: -strides[a]):
-        at[axis - len(strides)], offset = divmod(int(offset), strides[axis])
-    return at[0], at[1]
+def _shares(name: str, tensor: Operand, accesses: dict[Any, list[Access]],
+            chosen: Any) -> dict[Any, Share]:
+    """Of each program, or of ``chosen`` only where programs share elements."""
+    np = host.need("numpy", "a trace is arrays of offsets")
+    places, shape = tensor.places(), tensor.shape
+    if len(shape) > 2 or (places >= 0).sum() < math.prod(shape):
+        raise ValueError(f"{name} has shape {shape}, strides {tensor.strides}"
+                         ": programs draws one or two dimensions, each "
+                         "element in a place of its own.")
+    found, shared = {}, False
+    seen = np.zeros((1, 1, *shape)[-2:], bool)
+    for program, made in accesses.items():
+        touched, blocks = np.zeros_like(seen), []
+        for a in made:
+            elements = places[a.offsets]
+            touched.flat[elements] = True
+            if len(seen) == 1 and (np.diff(elements) == 1).all() and (
+                    a.lanes > elements.size):
+                start = int(elements[0]) - a.lane
+                blocks.append((0, 0, start, start + a.lanes - 1))
+        shared = shared or bool((touched & seen).any())
+        seen |= touched
+        found[program] = _boxes(touched), blocks, sum(
+            a.lanes - a.pattern.size for a in made)
+    return {p: s for p, s in found.items() if p == chosen or not shared}
 
 
-def _shares(trace: Trace) -> dict[tuple[str, str], dict[Any, Share]]:
-    """By (tensor, kind) and program: first and last row and column."""
-    found: dict[tuple[str, str], dict[Any, Share]] = {}
-    for a in trace.accesses:
-        (r, c), (last_r, last_c) = (
-            _element(at, trace.tensors[a.tensor].strides)
-            for at in (a.offsets.min(), a.offsets.max()))
-        live = whole = (r, last_r, c, last_c)
-        if a.lanes > len(a.offsets):
-            high, wide = (1, *a.shape)[-2:]
-            whole = (r, r + high - 1, c, c + wide - 1)
-        mine = found.setdefault((a.tensor, a.kind), {})
-        mine[a.program] = tuple(
-            (min(p[0], q[0]), max(p[1], q[1]), min(p[2], q[2]),
-             max(p[3], q[3])) for p, q in zip(
-                 mine.get(a.program, (live, whole)), (live, whole),
-                 strict=True))
+def _boxes(touched: Any) -> list[Box]:
+    """Rectangles that cover what is True, from the top left."""
+    np = host.need("numpy", "a trace is arrays of offsets")
+    found = []
+    tops = [0, *np.flatnonzero((touched[1:] != touched[:-1]).any(1)) + 1]
+    for top, end in zip(tops, [*tops[1:], len(touched)], strict=True):
+        edges = np.flatnonzero(np.diff(
+            touched[top].astype(int), prepend=0, append=0)).tolist()
+        found += [(int(top), int(end) - 1, c, to - 1)
+                  for c, to in zip(edges[::2], edges[1::2], strict=True)]
     return found
 
 
@@ -138,40 +159,48 @@ def _panel(figure: Figure, place: tuple, name: str, shape: tuple[int, ...],
            shares: dict[Any, Share], chosen: tuple[int, ...]) -> str:
     """Draw one tensor, axes in elements; what is drawn, in words."""
     left, top, width, height = place
-    rows, cols = (1, *shape)[-2:]
+    rows, cols = (1, 1, *shape)[-2:]
     ax = figure.add_axes((left / 1280, 1 - (top + height) / 720,
                           width / 1280, height / 720), label=name)
-    if sum(_area(live) for live, _ in shares.values()) > rows * cols:
-        shares = {p: s for p, s in shares.items() if p == chosen}
-    said, end, low = [], cols, rows
-    for at, (live, whole) in shares.items():
-        marked, number = at == chosen, ", ".join(
-            map(str, at)).removesuffix(", 0, 0")
-        for (r, to_r, c, to_c), label, (face, hatch) in (
-                (whole, "masked lanes", FILLS[5]),
-                (live, f"program {number}" if marked else "other programs",
-                 FILLS[marked]))[whole == live:]:
-            ax.broken_barh([(c, to_c - c + 1)], (r, to_r - r + 1), lw=1,
-                           facecolor=face, hatch=hatch, edgecolor="black",
-                           label=label)
+    legible("pieces", sum(len(s[0]) for s in shares.values()) or 1, 2000)
+    said, start, end = [], 0, cols
+    for at, (boxes, blocks, masked) in shares.items():
+        marked, number = at == chosen, _number(at)
+        r, to_r, c, to_c = (f(side) for f, side in zip(
+            (min, max, min, max), zip(*boxes, strict=True), strict=True))
         words = f"{c}-{to_c}" if rows == 1 else f"[{r}-{to_r}, {c}-{to_c}]"
-        masked = _area(whole) - _area(live)
+        if len(boxes) > 1:
+            words = f"{sum(map(_area, boxes))} of {words}"
         said += [f"{number}: {words}" + f" ({masked} masked)" * bool(masked)]
+        for shown, label, (face, hatch) in (
+                (blocks, "masked lanes", FILLS[5]),
+                (boxes, f"program {number}" if marked else "other programs",
+                 FILLS[marked])):
+            for r, to_r, c, to_c in shown:
+                ax.broken_barh([(c, to_c - c + 1)], (r, to_r - r + 1), lw=1,
+                               facecolor=face, hatch=hatch, edgecolor="black",
+                               label=label)
+                start, end = min(start, c), max(end, to_c + 1)
         wide = (to_c - c + 1) / cols * width
-        if wide > (130 if rows == 1 else 24) and height > 30:
+        if len(boxes) == 1 and height > 30 and wide > (
+                130 if rows == 1 else 24):
             ax.text((c + to_c + 1) / 2, (r + to_r + 1) / 2,
                     f"program {number}\n{words}" if rows == 1 else number,
                     size=14, ha="center", va="center", bbox=marked and {
                         "fc": "white", "ec": "none", "pad": 1} or None)
-        low, end = max(low, whole[1] + 1), max(end, whole[3] + 1)
-    ax.set(xlim=(0, end), ylim=(low, 0), xticks=[0, cols],
+    ax.set(xlim=(start, end), ylim=(rows, 0), xticks=[0, cols],
            yticks=[0, rows] * (rows > 1))
     ax.broken_barh([(0, cols)], (0, rows), facecolor="none", lw=3,
                    edgecolor="black")
     ax.text(0, 1.02, name, va="bottom", transform=ax.transAxes)
     more = f" and {len(said) - 8} more" * (len(said) > 8)
-    return f"{name}, program {', '.join(said[:8])}{more}"
+    return (f"{name}, program "
+            f"{', '.join(said[:8]) or f'{_number(chosen)}: nothing'}{more}")
 
 
-def _area(box: tuple[int, ...]) -> int:
+def _area(box: Box) -> int:
     return (box[1] - box[0] + 1) * (box[3] - box[2] + 1)
+
+
+def _number(program: tuple[int, ...]) -> str:
+    return ", ".join(map(str, program)).removesuffix(", 0, 0")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from course_utils import host
+from course_utils._whole import whole
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -57,11 +58,13 @@ class Systolic:
 def systolic(a: Any, b: Any, size: int = 128) -> Systolic:
     """Multiply ``a`` (M, K) by ``b`` (K, N); K and N are at most ``size``.
 
-    Both become NumPy arrays; sums are int64 or float64. ValueError says
-    which shape does not fit.
+    Arrays or tensors of any real type; sums are int64 or float64. ValueError
+    says which shape does not fit, or what int64 cannot hold.
     """
     np = host.need("numpy", "the array is simulated with it")
-    a, b = np.asarray(a), np.asarray(b)
+    size = whole("size", size)
+    a, b = (np.asarray(x.tolist() if hasattr(x, "detach") else x)
+            for x in (a, b))  # NumPy knows no bf16 tensor, but its numbers
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or not a.size:
         raise ValueError(f"a and b have shapes {a.shape} and {b.shape}: they "
                          "must be (M, K) and (K, N), none of them empty.")
@@ -69,8 +72,13 @@ def systolic(a: Any, b: Any, size: int = 128) -> Systolic:
     if not 1 <= n <= size or k > size:
         raise ValueError(f"b is {k}x{n} and size is {size}: cut b into tiles "
                          "that fit the array and add up the results.")
-    whole = a.dtype.kind in "iub" and b.dtype.kind in "iub"
-    a, b = (x.astype("int64" if whole else "float64") for x in (a, b))
+    kinds = {a.dtype.kind, b.dtype.kind}
+    if (ints := kinds <= {*"biu"}) and 2**63 <= k * (
+            abs(a.astype(object)).max() * abs(b.astype(object)).max()) or (
+            not kinds <= {*"biufV"}):  # V: bf16 and the like
+        raise ValueError(f"a and b are of {a.dtype} and {b.dtype}: give real "
+                         "numbers, floats if their sums pass int64.")
+    a, b = (x.astype("int64" if ints else "float64") for x in (a, b))
     result = np.zeros((m, n), a.dtype)
     value, total = np.zeros((2, k, n), a.dtype)  # in each cell
     row = np.full((k, n), -1)  # which row of a the value is from; -1: none
