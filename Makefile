@@ -13,7 +13,7 @@ RUN := .venv/bin/python
 
 export PYTHON TORCH_INDEX PORT
 
-.PHONY: help setup lab test run notebooks record figures pages stamp colab \
+.PHONY: help setup lab test run notebooks record figures bench pages stamp colab \
 	colab-check lint
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make notebooks  execute all notebooks, store their outputs"
 	@echo "make record     record what the notebooks compile for absent chips"
 	@echo "make figures    draw figures/ again"
+	@echo "make bench      time the counter beside its yardsticks"
 	@echo "make pages      write docs/claims.md from tests/data/claims.toml"
 	@echo "make stamp      write setup cell and Colab badge into the notebooks"
 	@echo "make colab      write site/colab/: notebooks that run on their own"
@@ -51,6 +52,9 @@ record: setup
 
 figures: setup
 	@$(RUN) -m tools.figures $(ARGS)
+
+bench: setup
+	@$(RUN) -m tools.bench
 
 pages: setup
 	@$(RUN) -m tools.pages

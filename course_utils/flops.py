@@ -3,14 +3,17 @@
 Nothing is computed: JAX functions are traced, torch functions run on fake
 tensors. What is counted is the program as written, before any fusion (dead
 code of a jaxpr left out). ``matmul``: products and convolutions, 2 FLOPs a
-multiply-add (8 if complex), padded taps and dense attention included.
+multiply-add (8 if complex), padded taps included; attention with all pairs
+of positions, masked or not, from its products whatever back end runs it;
+factorizations and FFTs (5 n log2 n, half if real) by their textbook counts.
 ``elementwise``: float arithmetic, max, min and reductions (n - 1 each).
 ``transcendental``: one for each exp, log, tanh, erf, sqrt, power.
 ``integer``: integer arithmetic, comparisons, selects; a sort is n log2 n.
-A complex number counts as its two parts outside products. Moving data and
-drawing random bits are no FLOPs. Each op reads its inputs and writes its
-outputs once; views move nothing, a gather only what it takes, a write into
-part of an array the size of its update (a torch value as it is given).
+Complex: a sum is 2, a product 6, else its two parts. Moving data and drawing
+random bits are no FLOPs. A loop is its body times its trips, a branch the
+dearest of its ways, a recomputation counts. Each op reads its inputs and
+writes its outputs once; views move nothing, a gather only what it takes, a
+write into part of an array what it writes (through a mask: all).
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from course_utils.host import Missing, need
@@ -99,13 +104,14 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
     "params" (trainable parameters; argument 0 of a function without any),
     "all" (those and the float arguments) or argument numbers: forward and
     backward with a cotangent of ones. Raises ValueError or TypeError naming
-    the argument. A torch fn, its ``self`` and its arguments are copied, with
-    fake tensors; what it closes over is not: a module must be an argument.
+    the argument; warns of ``unknown``. A torch fn, its arguments and the
+    modules it closes over are copied, with fake tensors, and left as they
+    are. A custom torch op counts by its ``register_flop_formula``.
     """
     run = _torch if _front_end(fn, args, kwargs) == "torch" else _jax
     wrt = _check_wrt(wrt, len(args))
     try:
-        cost = run(fn, args, kwargs or {}, wrt)
+        ops, params, unknown = run(fn, args, kwargs or {}, wrt)
     except Missing:
         raise
     except Exception as error:
@@ -114,10 +120,10 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
             f"fn cannot be counted with {_described(fn, args)}: {why} "
             f"({type(error).__name__}). Check shapes and types, and that fn "
             "looks at no value.") from error
-    if cost.unknown:
+    if unknown:
         warnings.warn("flops.count left out what it has no rule for: "
-                      + "; ".join(cost.unknown), stacklevel=2)
-    return cost
+                      + "; ".join(dict.fromkeys(unknown)), stacklevel=2)
+    return Cost(tuple(ops), params, tuple(dict.fromkeys(unknown)))
 
 
 def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:
@@ -128,35 +134,29 @@ def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:
     """
     cost, call = count(fn, *args, wrt=wrt), (
         fn, args, {}, _check_wrt(wrt, len(args)))
-    ours = cost.matmul + cost.elementwise
-    rows = [("course_utils", cost.matmul, ours, cost.transcendental,
-             cost.bytes, "; without ".join(
-                 ["the program as written", *cost.unknown]))]
+    ours, rows = cost.matmul + cost.elementwise, []
     if _front_end(fn, args, {}) == "torch":
-        # Without triton torch warns, of kernels that are not counted here.
-        logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
-        from torch.utils.flop_counter import FlopCounterMode
-
-        _torch_run(*call, counter := FlopCounterMode(display=False))
-        n = counter.get_total_flops()
-        why = "elementwise is 0" if n == cost.matmul else (
-            "elementwise is 0; so is what has no formula (attention on CPU, "
-            "mv, dot); complex counts as real")
+        counter = _flop_counter().FlopCounterMode(display=False)
+        _torch_run(*call, counter)
+        n, why = counter.get_total_flops(), "elementwise is 0"
+        if n != cost.matmul:
+            why += ", so is what has no formula (mv, dot); complex is as real"
         rows.append(("FlopCounterMode", n, n, None, None, why))
     else:
         program, arrays, _ = _jax_program(*call)
         low = need("jax", _WHY).jit(program).lower(*arrays)
         why = "a loop's body counts once, complex as real; other rules"
         for name, stage in ("lowered", low), ("compiled", low.compile()):
-            found = stage.cost_analysis() or {}
-            n = found.get("flops")
-            rows.append((f"XLA {name}", None, n, found.get(
-                "transcendentals", 0), found.get("bytes accessed"),
-                "agrees" if n == ours else why))
+            found = Counter(stage.cost_analysis())
+            n, exps = found["flops"], found["transcendentals"]
+            rows.append((f"XLA {name}", None, n, exps, found[
+                "bytes accessed"], "agrees" if n == ours else why))
             why += ", fused and merged"
-    return need("pandas", _WHY).DataFrame(rows, columns=[
-        "counter", "matmul", "flops", "transcendental", "bytes", "why"],
-    ).convert_dtypes()
+    why = "; without ".join(["the program as written", *cost.unknown])
+    return need("pandas", _WHY).DataFrame([(
+        "course_utils", cost.matmul, ours, cost.transcendental, cost.bytes,
+        why), *rows], columns=["counter", "matmul", "flops", "transcendental",
+                               "bytes", "why"]).convert_dtypes()
 
 
 # --- arguments -------------------------------------------------------------
@@ -181,6 +181,8 @@ def _front_end(fn: Any, args: tuple, kwargs: Any) -> str:
     if len(kinds) == 2:
         raise TypeError("args mix torch with JAX or NumPy arrays: pass one "
                         f"kind (here {_described(fn, args)})")
+    if torch and not kinds and next(_closed(fn, set()), None) is not None:
+        return "torch"
     return "torch" if "torch" in kinds else "jax"
 
 
@@ -232,7 +234,8 @@ class _Array(NamedTuple):
 
 def _array(x: Any) -> _Array:
     """Of an aval, array or tensor; a stride of 0 stores one element."""
-    steps = x.stride() if hasattr(x, "is_sparse") else (1,) * len(x.shape)
+    strided = str(getattr(x, "layout", "")) == "torch.strided"
+    steps = x.stride() if strided else (1,) * len(x.shape)
     held = (n for n, step in zip(x.shape, steps, strict=True) if step or not n)
     itemsize = getattr(x.dtype, "itemsize", 0)
     return _Array(tuple(x.shape), str(x.dtype).removeprefix("torch."),
@@ -275,9 +278,15 @@ _fill = _moves(lambda ins, outs: _held(ins[1:]) + _held(outs))
 def _put(update: int, adds: bool = False) -> Callable:
     """Reads its other inputs; writes as much of ins[0] as the update has."""
     def rule(ins: list, outs: list, p: dict) -> Counter:
-        n, add = ins[update].size, p.get("accumulate", adds)
-        return _tally("elementwise", n * add, ins[0]) + Counter(
-            bytes=_held(ins[1:]) + n * ins[0].itemsize)
+        n = ins[update].size
+        if "indices" in p:  # torch's x[i, j] = y; a mask may be all true
+            n, index = ins[0].size, [i.shape[::-1] for i in ins[1:-1]]
+            if "bool" not in {i.dtype for i in ins[1:-1]}:
+                n = math.prod(map(max, zip_longest(*index, fillvalue=1)))
+                n *= math.prod(m for m, i in zip_longest(
+                    ins[0].shape, p["indices"]) if i is None)
+        return _tally("elementwise", n * p.get("accumulate", adds), ins[0]
+                      ) + Counter(bytes=_held(ins[1:]) + n * ins[0].itemsize)
     return rule
 
 
@@ -297,11 +306,16 @@ def _power(ins: list, outs: list, p: dict) -> Counter:
 
 
 def _jax_dot(ins: list, outs: list, p: dict) -> Counter:
-    over = p["dimension_numbers"][0][0]
+    """Where it is ragged, a row meets the matrix of its group alone."""
+    ragged = p.get("ragged_dot_dimension_numbers")
+    over = (ragged.dot_dimension_numbers if ragged else
+            p["dimension_numbers"])[0][0]
     if not over:  # an outer product multiplies and adds nothing
-        return _each("elementwise")(ins, outs, p)
-    return _tally("matmul", 2 * outs[0].size * math.prod(
-        ins[0].shape[axis] for axis in over), ins[0])
+        return _times(ins, outs, p)
+    n = outs[0].size * math.prod(ins[0].shape[axis] for axis in over)
+    if ragged and ragged.lhs_ragged_dimensions[0] in over:
+        n //= max(ins[2].shape[-1], 1)
+    return _tally("matmul", 2 * n, ins[0])
 
 
 def _jax_conv(ins: list, outs: list, p: dict) -> Counter:
@@ -322,8 +336,29 @@ def _jax_conv(ins: list, outs: list, p: dict) -> Counter:
     return _tally("matmul", 2 * macs, ins[0])
 
 
+def _linalg(thirds: int, each: int = 0, at: int = 0) -> Callable:
+    """thirds * n**3 / 3 to factor ins[at], each * n for a value solved."""
+    def rule(ins: list, outs: list, p: dict) -> Counter:
+        *batch, m, n = ins[at].shape
+        k = min(m, n)  # LU of m by n; a cube where they are equal
+        cube = 6 * m * n * k - 3 * (m + n) * k * k + 2 * k**3
+        return _tally("matmul", math.prod(batch) * (
+            thirds * cube // 6) + each * n * outs[0].size, ins[at])
+    return rule
+
+
+def _fft(ins: list, outs: list, p: dict) -> Counter:
+    """5 n log2 n, half of it where one side is real."""
+    real = [a for a in (*ins, *outs) if a.dtype[0] != "c"]
+    x, half = (real or outs)[0], bool(real) and p.get("onesided", True)
+    n = math.prod(p.get("fft_lengths") or [x.shape[d] for d in p["dim"]])
+    return Counter(matmul=round(
+        5 * x.size * math.log2(max(n, 1)) / (1 + half)))
+
+
 def _product(ins: list, outs: list, p: dict) -> Counter:
-    return _tally("matmul", 2 * outs[0].size * ins[0].shape[-1], ins[0])
+    columns = ins[1].shape[1:][-1:]
+    return _tally("matmul", 2 * ins[0].size * math.prod(columns), ins[0])
 
 
 def _add_product(ins: list, outs: list, p: dict) -> Counter:
@@ -353,9 +388,16 @@ def _table(rows: dict[str, Any]) -> dict[str, Any]:
             for name in names.split()}
 
 
+def _times(ins: list, outs: list, p: dict) -> Counter:
+    """A product; of complex numbers, 4 products and 2 sums."""
+    return _each("elementwise", 3 if outs[0].dtype[0] == "c" else 1)(
+        ins, outs, p)
+
+
 _COMMON = _table({
-    "neg abs maximum minimum floor ceil round sign square trunc relu mul "
-    "reciprocal fmod remainder rem nextafter": _each("elementwise"),
+    "neg abs maximum minimum floor ceil round sign trunc relu reciprocal "
+    "fmod remainder rem nextafter": _each("elementwise"),
+    "mul square": _times,
     "add sub": _each("elementwise", 1, lambda p: p.get("alpha", 1) != 1),
     "div": _each("elementwise", 1, lambda p: bool(p.get("rounding_mode"))),
     "exp exp2 expm1 log log1p log2 log10 tanh sin cos tan asin acos atan "
@@ -366,23 +408,33 @@ _COMMON = _table({
         "elementwise", ins[0].size - ins[0].size // _line(ins, p), ins[0]),
     "sort topk top_k": lambda ins, outs, p: Counter(
         integer=ins[0].size * math.ceil(math.log2(_line(ins, p)))),
-    "argmax argmin": _reduce("integer")})
+    "argmax argmin": _reduce("integer"),
+    "fft _fft_c2c _fft_r2c _fft_c2r": _fft,
+    "cholesky linalg_cholesky_ex": _linalg(1), "linalg_inv_ex": _linalg(6),
+    "lu linalg_lu_factor_ex linalg_lu _linalg_det _linalg_slogdet":
+        _linalg(2), "triangular_solve linalg_solve_triangular": _linalg(0, 1),
+    "_linalg_solve_ex": _linalg(2, 2), "linalg_lu_solve": _linalg(0, 2),
+    "cholesky_solve": _linalg(0, 2, 1)})
 _JAX = _COMMON | _table({
     "add_any max min": _each("elementwise"), "clamp": _each("elementwise", 2),
-    "select_n is_finite and or xor not population_count clz shift_left "
-    "shift_right_logical shift_right_arithmetic": _each("integer"),
+    "select_n is_finite and or xor not population_count clz eq_to lt_to le_to "
+    "shift_left shift_right_logical shift_right_arithmetic": _each("integer"),
+    "reduce_window_sum reduce_window_max reduce_window_min": _each(
+        "elementwise", -1, lambda p: math.prod(p["window_dimensions"])),
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or "
     "reduce_xor": _reduce("elementwise"),
-    "dot_general": _jax_dot, "conv_general_dilated": _jax_conv,
+    "dot_general ragged_dot ragged_dot_general": _jax_dot,
+    "conv_general_dilated": _jax_conv,
     "broadcast_in_dim reshape squeeze expand_dims bitcast_convert_type name "
-    "optimization_barrier stop_gradient device_put pvary "
-    "sharding_constraint": _view, "gather dynamic_slice slice": _take,
+    "optimization_barrier stop_gradient device_put pvary platform_index empty "
+    "empty2 sharding_constraint": _view, "gather dynamic_slice slice": _take,
     "dynamic_update_slice": _put(1), "scatter": _put(2),
     "scatter-add scatter-sub scatter-mul scatter-min scatter-max":
         _put(2, True),
     "transpose convert_element_type concatenate pad rev split iota copy real "
     "imag conj complex reduce_precision random_bits random_wrap random_unwrap "
-    "random_seed random_fold_in threefry2x32 rng_bit_generator": _move})
+    "random_seed random_split random_fold_in threefry2x32 rng_bit_generator "
+    "lu_pivots_to_permutation": _move})
 _TORCH = _COMMON | _table({
     "clamp_min clamp_max fmax fmin": _each("elementwise"),
     "lerp": _each("elementwise", 3), "addcmul addcdiv": _each(
@@ -396,17 +448,20 @@ _TORCH = _COMMON | _table({
     "mean": _reduce("elementwise", 1, 0),
     "var var_mean": _reduce("elementwise", 4, 0),
     "mm bmm mv dot vdot _scaled_mm _int_mm": _product,
-    "addmm baddbmm addmv": _add_product,
+    "addmm baddbmm addbmm addmv": _add_product,
+    "triangular_solve": _linalg(0, 1, 1),
     "convolution convolution_backward": _conv,
     "_unsafe_view empty empty_like empty_strided new_empty resize "
     "_efficientzerotensor": _view,
     "index gather index_select embedding": _take,
-    "index_put": _put(-1), "scatter": _put(1), "scatter_add": _put(1, True),
+    "index_put _unsafe_index_put": _put(-1), "scatter": _put(1),
+    "scatter_add": _put(1, True),
     "copy zero fill zeros ones full arange zeros_like ones_like full_like "
     "new_zeros new_ones new_full": _fill,
     "clone _to_copy cat stack constant_pad_nd flip roll repeat tril triu "
-    "convert_element_type iota scalar_tensor slice_backward select_backward":
-        _move})
+    "convert_element_type iota scalar_tensor slice_backward select_backward "
+    "rand rand_like randn randn_like randint randint_like randperm normal "
+    "uniform bernoulli random exponential multinomial": _move})
 
 
 def _op(name: str, path: str, ins: list[_Array], outs: list[_Array],
@@ -421,10 +476,19 @@ def _op(name: str, path: str, ins: list[_Array], outs: list[_Array],
     return [op] if any(counts) else []
 
 
+def _dearest(every: list) -> Any:
+    """Of [(ops, ...)], the one of most FLOPs, its ops' paths saying so."""
+    ops, *more = max(every, key=lambda way: sum(op.flops for op in way[0]))
+    return [replace(op, path=f"{op.path}[the dearest branch]")
+            for op in ops], *more
+
+
 # --- JAX: walk the jaxpr ----------------------------------------------------
 _CALLS = frozenset("jit pjit closed_call core_call remat checkpoint remat2 "
                    "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
-                   "scan while cond".split())
+                   "custom_linear_solve shard_map scan while cond".split())
+_ONES = "cotangent_of_ones"
+_MOST_TRIPS = 10_000  # of a while whose test has to be run to count them
 
 
 def _jax_program(fn: Callable, args: tuple, kwargs: dict,
@@ -447,134 +511,220 @@ def _jax_program(fn: Callable, args: tuple, kwargs: dict,
     def program(*arrays: Any) -> Any:
         held = dict(enumerate(flat)) | dict(zip(live, arrays, strict=True))
 
-        def call(of: dict) -> Any:
-            args, kwargs = tree.unflatten((held | of).values())
-            return fn(*args, **kwargs)
-
         def split(of: dict) -> tuple[list, list]:
-            out = jax.tree.leaves(call(of))
+            args, kwargs = tree.unflatten((held | of).values())
+            out = jax.tree.leaves(fn(*args, **kwargs))
             return [y for y in out if is_float(y)], [
                 y for y in out if not is_float(y)]
 
         if wrt is None:
-            return call({})
+            return split({})
         floats, pull, others = jax.vjp(
             split, {i: held[i] for i in wanted}, has_aux=True)
-        ones = [jax.numpy.ones_like(y) for y in floats]
-        _selected(wrt, wanted, any(_live(jax.make_jaxpr(pull)(ones))[1]))
+        with jax.named_scope(_ONES):  # behind a barrier, they stay visible
+            ones = [jax.lax.optimization_barrier(jax.numpy.ones_like(y))
+                    for y in floats]
         return floats, others, pull(ones)
 
     return program, [flat[i] for i in live], [flat[i] for i in wanted]
 
 
-def _live(traced: Any) -> tuple[Any, list[bool]]:
-    """The jaxpr without dead code, and which of its inputs it needs."""
-    tools = need("jax.interpreters.partial_eval", _WHY)
-    return tools.dce_jaxpr(
-        traced.jaxpr, [True] * len(traced.jaxpr.outvars))[:2]
+def _live(jaxpr: Any, last: int = 0) -> Any:
+    """The jaxpr without what its results (the last few) do not need."""
+    n = len(jaxpr.outvars)
+    return need("jax.interpreters.partial_eval", _WHY).dce_jaxpr(
+        jaxpr, [False] * (n - last if last else 0) + [True] * (last or n))[0]
 
 
-def _jax(fn: Callable, args: tuple, kwargs: dict, wrt: Any) -> Cost:
+def _jax(fn: Callable, args: tuple, kwargs: dict, wrt: Any) -> tuple:
     program, arrays, wanted = _jax_program(fn, args, kwargs, wrt)
     traced, unknown = need("jax", _WHY).make_jaxpr(program)(*arrays), []
+    _selected(wrt, wanted, any(
+        _ONES in str(eqn.source_info.name_stack)
+        for eqn in _live(traced.jaxpr, len(wanted)).eqns))
+    consts = [lambda c=c: c for c in traced.consts]
     # Dead are, for one, the gradients that nobody asked for.
-    ops = tuple(_walk(_live(traced)[0], "", 1, unknown))
+    ops = [*_walk(_live(traced.jaxpr), "", 1, unknown, consts)]
     params = sum(math.prod(x.shape) for x in wanted)
-    return Cost(ops, params if wrt == "params" else None,
-                tuple(dict.fromkeys(unknown)))
+    return ops, params if wrt == "params" else None, unknown
 
 
-def _walk(jaxpr: Any, path: str, repeats: int, unknown: list) -> Iterator[Op]:
+def _reader(jaxpr: Any, inputs: list) -> Callable:
+    """A function: the value of a variable, KeyError where arguments decide it.
+
+    ``inputs``: for the first variables of jaxpr, functions that do the same.
+    """
+    values = dict(zip(map(id, [*jaxpr.constvars, *jaxpr.invars]), inputs,
+                      strict=False))
+    by = {id(v): eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+
+    def value(atom: Any) -> Any:
+        if hasattr(atom, "val"):
+            return atom.val
+        if id(atom) not in values:
+            eqn = by[id(atom)]
+            made = eqn.primitive.bind(*map(value, eqn.invars), **eqn.params)
+            made = made if eqn.primitive.multiple_results else [made]
+            values.update({id(v): lambda x=x: x for v, x in zip(
+                eqn.outvars, made, strict=True)})
+        return values[id(atom)]()
+    return value
+
+
+def _trips(p: dict, inputs: list) -> int:
+    """How often a while runs; of its body, what its test needs is run."""
+    test, body = p["cond_jaxpr"].jaxpr, p["body_jaxpr"].jaxpr
+    n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    carry = inputs[m:]
+    for trips in range(_MOST_TRIPS):
+        if not _reader(test, inputs[:n] + carry)(test.outvars[0]):
+            return trips
+        after = _reader(body, inputs[n:m] + carry)
+        carry = [partial(after, v) for v in body.outvars]
+    raise KeyError
+
+
+def _walk(jaxpr: Any, path: str, repeats: int, unknown: list,
+          inputs: list) -> Iterator[Op]:
     """The ops of a jaxpr that runs ``repeats`` times; adds to unknown."""
     behind = {}  # who reads a broadcast or reshape reads what is behind it
+    value = _reader(jaxpr, inputs)
     for eqn in jaxpr.eqns:
         name, p = eqn.primitive.name, eqn.params
         scope = str(eqn.source_info.name_stack)
         at = "/".join(filter(None, (path, scope)))
         if name in _CALLS:
             at = "/".join(filter(None, (at, p.get("name", name))))
-            yield from _inside(eqn, name, at, repeats, unknown)
+            yield from _inside(name, p, at, repeats, unknown, [
+                partial(value, v) for v in eqn.invars])
         elif name not in _JAX:
             unknown.append(name)
         else:
-            ins = [_array(v.aval) for v in eqn.invars]
-            ins = [a._replace(nbytes=0 if hasattr(v, "val") else  # a literal
-                              behind.get(id(v), a.nbytes))
-                   for v, a in zip(eqn.invars, ins, strict=True)]
+            ins = [(a := _array(v.aval))._replace(
+                nbytes=0 if hasattr(v, "val") else  # a literal
+                behind.get(id(v), a.nbytes)) for v in eqn.invars]
             if _JAX[name] is _view:
                 behind |= {id(v): a.nbytes for v, a in zip(
                     eqn.outvars, ins, strict=False)}
             yield from _op(
                 name, at, ins, [_array(v.aval) for v in eqn.outvars],
-                [id(v) for v in eqn.invars], _JAX[name],
+                [*map(id, eqn.invars)], _JAX[name],
                 p | {"backward": "transpose(" in at}, repeats)
 
 
-def _inside(eqn: Any, name: str, at: str, repeats: int,
-            unknown: list) -> Iterator[Op]:
-    """A call, a scan times its length, the dearest branch of a cond."""
-    p = eqn.params
+def _inside(name: str, p: dict, at: str, repeats: int, unknown: list,
+            inputs: list) -> Iterator[Op]:
+    """A call, a loop times its trips, the dearest branch of a cond."""
+    def walk(inner: Any, inputs: list, trips: int = 1) -> Iterator[Op]:
+        inner = getattr(inner, "jaxpr", inner)
+        return _walk(inner, at, repeats * trips, unknown, inputs)
+
     if name == "cond":
-        every = [list(_walk(branch.jaxpr, f"{at}[{i}, the dearest branch]",
-                            repeats, unknown))
-                 for i, branch in enumerate(p["branches"])]
-        yield from max(every, key=lambda ops: sum(op.flops for op in ops))
+        every = [[[*walk(way, inputs[1:])]] for way in p["branches"]]
+        yield from _dearest(every)[0]
     elif name == "while":
-        body = _walk(p["body_jaxpr"].jaxpr, at, 1, unknown)
-        flops = sum(op.flops for op in body)
-        unknown.append(f"{at} (trips not known; one is {flops:,} FLOPs)")
+        n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        try:
+            trips = _trips(p, inputs)
+            yield from walk(p["cond_jaxpr"], inputs[:n], trips + 1)
+            yield from walk(p["body_jaxpr"], inputs[n:m], trips)
+        except (KeyError, RecursionError):
+            one = sum(op.flops // op.repeats for op in walk(
+                p["body_jaxpr"], inputs[n:m]) if op.repeats)
+            unknown.append(f"{at} (trips not known; one is {one:,} FLOPs)")
+    elif name == "shard_map":
+        yield from walk(p["jaxpr"], [], p["mesh"].size)
+    elif name == "custom_linear_solve":
+        yield from walk(p["jaxprs"].solve, [])
     else:
         inner = p.get("jaxpr") or p.get("call_jaxpr") or p.get("fun_jaxpr")
-        yield from _walk(getattr(inner, "jaxpr", inner), at,
-                         repeats * p.get("length", 1), unknown)
+        yield from walk(inner, inputs[:p.get("num_consts")], p.get(
+            "length", 1))
 
 
 # --- torch: run on fake tensors ---------------------------------------------
-def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
+def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.backends import mkldnn
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.module_tracker import ModuleTracker
 
     decompositions = need("torch._decomp", _WHY).decomposition_table
-    ops, unknown, tracker = [], [], ModuleTracker()
+    functional, ops, unknown = torch.nn.functional, [], []
+    tracker, of_device = ModuleTracker(), torch.ops.prim.device.default
 
     def tensors(tree):
         return [x for x in _leaves(tree) if isinstance(x, torch.Tensor)]
 
-    def rule_of(func, space, name, args, kwargs):
+    def inside(call, args, kwargs):
+        """The ops a call is made of, and what it returns."""
+        start = len(ops)
+        with counter:
+            out = call(*args, **kwargs)
+        parts, ops[start:] = ops[start:], []
+        return parts, out
+
+    def rule_of(func, space, name, args, kwargs, out):
         if func.is_view or torch.Tag.inplace_view in func.tags:
             return _view
+        if any(x.layout is not torch.strided for x in tensors((args, out))):
+            return None
         if space in ("aten", "prims") and name in _TORCH:
             return _TORCH[name]
         parts = decompositions.get(func) or (
             func._can_decompose() and func.decompose)
-        if not parts:
-            drawn = torch.Tag.nondeterministic_seeded in func.tags
-            return _move if drawn else None
-        start = len(ops)  # its work is the sum over what it is made of
-        with counter:
-            parts(*args, **kwargs)
-        work = Counter({kind: sum(getattr(op, kind) for op in ops[start:])
-                        for kind in KINDS})
-        del ops[start:]
+        formula = _flop_counter().flop_registry.get(func._overloadpacket)
+        if parts:
+            made = inside(parts, args, kwargs)[0]
+            work = Counter({kind: sum(getattr(op, kind) for op in made)
+                            for kind in KINDS})
+        elif formula and space != "aten":
+            work = Counter(matmul=formula(*args, **kwargs, out_val=out))
+        else:
+            return None
         return lambda ins, outs, p: work
 
-    class Count(TorchDispatchMode):
+    class Products(torch.overrides.TorchFunctionMode):
+        """Attention and bilinear forms as the products they are made of."""
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is functional.scaled_dot_product_attention:
+                with sdpa_kernel(SDPBackend.MATH):
+                    return func(*args, **(kwargs or {}))
+            if func is not functional.bilinear:
+                return func(*args, **(kwargs or {}))
+            x, y, weight, bias = (*args, None)[:4]
+            half = torch.einsum("...i,oij->...oj", x, weight)
+            z = torch.einsum("...oj,...j->...o", half, y)
+            return z if bias is None else z + bias
+
+    class Count(torch.utils._python_dispatch.TorchDispatchMode):
+        supports_higher_order_operators = True
+
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            ins = tensors((args, kwargs := kwargs or {}))
+            kwargs = kwargs or {}
+            if func is of_device and isinstance(args[0], FakeTensor):
+                return args[0].fake_device  # asked most of all, so briefly
+            if func is torch.ops.higher_order.cond:
+                parts, out = _dearest([
+                    inside(way, args[3], {}) for way in args[1:3]])
+                ops.extend(parts)
+                return out
+            if not isinstance(func, torch._ops.OpOverload):
+                unknown.append(str(func))
+                return func(*args, **kwargs)
+            ins = tensors((args, kwargs))
             real = [x for x in ins if not isinstance(x, FakeTensor)]
             if any(isinstance(x, torch.nn.Parameter) for x in real) or (
                     real and real[0] is ins[0] and func._schema.is_mutable):
-                raise ValueError("fn closes over a module, or writes to a "
-                                 "tensor it closes over: pass it to fn as an "
-                                 "argument")
+                raise ValueError("fn reaches a module, or writes to a tensor, "
+                                 "that is no argument: pass it as an argument")
             outs = tensors(out := func(*args, **kwargs))
             space, name = func._schema.name.split("::")
             name = name.rstrip("_")  # add_ is add in place
-            rule = rule_of(func, space, name, args, kwargs) if outs else _view
+            rule = rule_of(func, space, name, args, kwargs, out) if (
+                outs or func._schema.is_mutable) else _view
             if rule is None:
                 unknown.append(f"{space}.{name}")
                 return out
@@ -591,8 +741,30 @@ def _torch(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> Cost:
     with contextlib.ExitStack() as stack, sdpa_kernel(SDPBackend.MATH):
         stack.callback(mkldnn.set_flags, mkldnn.set_flags(_enabled=False)[0])
         params = _torch_run(
-            fn, args, kwargs, wrt, counter := Count(), tracker)
-    return Cost(tuple(ops), params, tuple(dict.fromkeys(unknown)))
+            fn, args, kwargs, wrt, Products(), counter := Count(), tracker)
+    return ops, params, unknown
+
+
+def _flop_counter() -> Any:
+    # Without triton torch warns, of kernels that are not counted here.
+    logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
+    return need("torch.utils.flop_counter", _WHY)
+
+
+def _closed(fn: Any, seen: set) -> Iterator[Any]:
+    """The modules fn closes over or names among its file's globals."""
+    if isinstance(fn, sys.modules["torch"].nn.Module):
+        yield fn
+        return
+    for wrapped in "_torchdynamo_orig_callable", "func":  # compiled, partial
+        fn = getattr(fn, wrapped, fn)
+    if inspect.isfunction(fn) and fn not in seen:
+        seen.add(fn)
+        with contextlib.suppress(ValueError):  # a name not yet given
+            found = inspect.getclosurevars(fn)
+            named = {} if fn.__module__.startswith("torch") else found.globals
+            for x in _leaves([found.nonlocals, named]):
+                yield from _closed(x, seen)
 
 
 def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
@@ -601,23 +773,24 @@ def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.nn import Module, Parameter
-    from torch.overrides import TorchFunctionMode
 
     fake, memo = FakeTensorMode(allow_non_fake_inputs=True), {}
+    plain = torch.Tensor.__deepcopy__, torch._C.TensorBase.clone
 
-    class Copy(TorchFunctionMode):
+    class Copy(torch.overrides.TorchFunctionMode):
         """Fake tensors where deepcopy copies a tensor or Parameter."""
 
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            if func not in (torch.Tensor.__deepcopy__,
-                            torch._C.TensorBase.clone):
+            if func not in plain:
                 return func(*args, **(kwargs or {}))
             x = args[0]
+            if x.layout is not torch.strided:
+                return fake.from_tensor(x)
             at = "cpu" if x.is_meta else x.device  # as constants in fn are
             with fake:
-                y = torch.empty_strided(
-                    x.shape, x.stride(), dtype=x.dtype, device=at)
-            return y.requires_grad_(x.requires_grad)
+                return torch.empty_strided(
+                    x.shape, x.stride(), dtype=x.dtype, device=at,
+                    requires_grad=x.requires_grad)
 
     def inner(tree):
         """Tensors and module parameters in it, each once."""
@@ -632,6 +805,11 @@ def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
         with Copy():
             call, args, kwargs = copy.deepcopy(
                 (getattr(fn, "_orig_mod", fn), args, kwargs), memo)
+            for module in _closed(fn, set()):  # its copy's for the time
+                stack.callback(vars(module).update, dict(vars(module)))
+                copied = copy.deepcopy(module, memo)
+                stack.callback(vars(module).clear)
+                vars(module).update(vars(copied))
         params = [x for x in memo.values() if isinstance(x, Parameter)]
         everything = inner((params, args, kwargs))
         chosen = {None: (), "params": params or args[:1], "all": everything}
@@ -640,8 +818,9 @@ def _torch_run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
                   if (x.is_floating_point() or x.is_complex())
                   and (x.requires_grad or not isinstance(x, Parameter))]
         _selected(wrt, wanted, True)
+        chosen = {id(x) for x in wanted}
         for x in everything if wrt is not None else ():
-            x.requires_grad_(any(x is w for w in wanted))
+            x.requires_grad_(id(x) in chosen)
         for mode in (fake, torch.compiler.set_stance("force_eager"), *modes):
             stack.enter_context(mode)
         out = call(*args, **kwargs)

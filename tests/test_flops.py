@@ -340,12 +340,13 @@ def test_unknown_is_said():
         cost = flops.count(lambda n, a: lax.fori_loop(
             0, n, lambda i, c: square(c), a), n, A)
     assert cost.matmul == 0 and f"{PRODUCT:,}" in cost.unknown[0]
-    with pytest.warns(UserWarning, match="fft") as said:
-        cost = flops.count(lambda x: jnp.fft.fft(jnp.fft.fft(x)), spec(64))
-    assert cost.unknown == ("fft",) and len(said) == 1
-    with pytest.warns(UserWarning, match="_fft_r2c"):
-        cost = flops.count(torch.fft.fft, meta(64))
-    assert "aten._fft_r2c" in str(cost)
+    with pytest.warns(UserWarning, match="igamma") as said:
+        cost = flops.count(lambda x: jax.scipy.special.gammainc(
+            x, jax.scipy.special.gammainc(x, x)), spec(64))
+    assert cost.unknown == ("igamma",) and len(said) == 1
+    with pytest.warns(UserWarning, match="_linalg_svd"):
+        cost = flops.count(torch.linalg.svd, meta(8, 8))
+    assert "aten._linalg_svd" in str(cost)
 
 
 # --- gradients: counted, or refused -----------------------------------------
@@ -441,18 +442,6 @@ def test_counting_leaves_a_model_alone(reach):
     assert model.last is None and model.norm.num_batches_tracked == 0
     assert model.norm.running_mean.abs().sum() == 0
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_a_module_fn_closes_over_must_be_an_argument():
-    model, w = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.ones(
-        8, 8)
-    for fn in (lambda x: model(x), torch.compile(lambda x: model(x)),
-               lambda x: x @ w.add_(1)):
-        with pytest.raises(ValueError, match="as an argument"):
-            flops.count(fn, meta(4, 8))
-    assert model[0].num_batches_tracked == 0
-    assert flops.count(lambda x: x @ w, meta(4, 8)).matmul == 512
-    assert torch.equal(w, torch.ones(8, 8))
 
 
 def test_counting_draws_no_random_numbers():

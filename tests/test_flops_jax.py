@@ -1,0 +1,464 @@
+"""flops.count of JAX: cases where other counters go wrong, by kind.
+
+The cases and their values are worked by hand from the shapes; a loop counted
+once, a branch counted twice, complex numbers taken for real ones are what
+each of them is here for.
+"""
+
+import functools
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_utils import flops
+
+jax = pytest.importorskip("jax")
+jnp, lax = jax.numpy, jax.lax
+few = settings(max_examples=8, deadline=None)
+size = st.integers(1, 9)
+
+
+def spec(*shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def count(fn, *shapes, wrt=None):
+    args = [spec(*s) if isinstance(s, tuple) else s for s in shapes]
+    cost = flops.count(fn, *args, wrt=wrt)
+    assert sum(op.flops for op in cost.ops) == cost.total
+    return cost
+
+
+def square(a):
+    return a @ a
+
+
+def twice(a):
+    return square(square(a))
+
+
+def scanned(n, f, **how):
+    return lambda a: lax.scan(lambda c, _: (f(c), None), a, None, n, **how)[0]
+
+
+def while_(test, step, start=0, f=square):
+    """f a while test holds of a number that step moves."""
+    return lambda a: lax.while_loop(
+        lambda c: test(c[0]), lambda c: (step(c[0]), f(c[1])),
+        (start, a))[1]
+
+
+def block(x, w):
+    """Attention and MLP of width 64, 4 heads, on 2 rows of 32."""
+    q, k, v = (jnp.einsum("bsd,de->bse", x, w[n]).reshape(2, 32, 4, 16)
+               for n in "qkv")
+    y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    x = x + y.reshape(x.shape) @ w["o"]
+    return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+WEIGHTS = {n: spec(64, 64) for n in "qkvo"} | {
+    "up": spec(64, 256), "down": spec(256, 64)}
+
+
+def decoder(scan=False, remat=False):
+    layer = jax.checkpoint(block) if remat else block
+
+    def model(w, ids):
+        x = w["embed"][ids]
+        if scan:
+            x, _ = lax.scan(lambda x, w: (layer(x, w), None), x, w["blocks"])
+        else:
+            for one in w["blocks"]:
+                x = layer(x, one)
+        return x @ w["head"]
+
+    blocks = {n: spec(2, *s.shape) for n, s in WEIGHTS.items()}
+    return model, {"embed": spec(100, 64), "head": spec(64, 100),
+                   "blocks": blocks if scan else [WEIGHTS, WEIGHTS]}
+
+
+@jax.custom_vjp
+def linear(x, w):
+    return x @ w
+
+
+linear.defvjp(lambda x, w: (x @ w, (x, w)),
+              lambda held, g: (g @ held[1].T, held[0].T @ g))
+
+
+def conv(stride=1, padding="VALID", **how):
+    return lambda x, w: lax.conv_general_dilated(
+        x, w, (stride, stride), padding,
+        dimension_numbers=("NCHW", "OIHW", "NCHW"), **how)
+
+
+def dot_kernel(x, w, y):
+    y[...] = x[...] @ w[...]
+
+
+def pallas(x, w):
+    from jax.experimental import pallas as pl
+    return pl.pallas_call(
+        dot_kernel, out_shape=spec(64, 96), grid=(2, 3),
+        in_specs=[pl.BlockSpec((32, 16), lambda i, j: (i, 0)),
+                  pl.BlockSpec((16, 32), lambda i, j: (0, j))],
+        out_specs=pl.BlockSpec((32, 32), lambda i, j: (i, j)))(x, w)
+
+
+def sharded(x, w):
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(
+        jax.sharding.AxisType.Auto,))
+    part = jax.sharding.PartitionSpec
+    return jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(
+        part("i"), part()), out_specs=part("i"))(x, w)
+
+
+P = 65536  # FLOPs of a product of 32 x 32 matrices
+A, X, heads = (32, 32), [(32, 64), (64, 128)], (2, 64, 4, 16)
+ids = spec(2, 32, dtype="int32")
+c64, c8 = spec(64, dtype="complex64"), spec(8, 8, dtype="complex64")
+CASES = {  # fn, shapes, products in FLOPs
+    "matmul": (jnp.matmul, X, 524288),
+    "matmul bf16": (jnp.matmul, [spec(*s, dtype="bfloat16") for s in X],
+                    524288),
+    "dot": (jnp.dot, [(8,), (8,)], 16),
+    "matrix vector": (jnp.matmul, [(4, 8), (8,)], 64),
+    "broadcast": (jnp.matmul, [(2, 1, 4, 8), (3, 8, 5)], 1920),
+    "einsum": (functools.partial(jnp.einsum, "bij,bjk->bik"),
+               [(4, 16, 32), (4, 32, 12)], 49152),
+    "einsum of 3": (functools.partial(jnp.einsum, "ij,jk,kl->il"),
+                    [(4, 8), (8, 16), (16, 2)], 640),
+    "relu": (lambda x, w, b: jax.nn.relu(x @ w + b), [*X, (128,)], 524288),
+    "layer norm": (lambda x: jax.nn.standardize(x), [(32, 64)], 0),
+    "attention": (jax.nn.dot_product_attention, [heads] * 3, 2097152),
+    "attention causal, all pairs": (
+        functools.partial(jax.nn.dot_product_attention, is_causal=True),
+        [heads] * 3, 2097152),
+    "attention of keys and values of 2 heads": (
+        jax.nn.dot_product_attention,
+        [(2, 64, 8, 16), (2, 64, 2, 16), (2, 64, 2, 16)], 4194304),
+    "scan": (scanned(10, square), [A], 10 * P),
+    "scan over rows": (
+        lambda w: lax.scan(lambda c, w: (c @ w, None), w[0], w)[0],
+        [(7, 32, 32)], 7 * P),
+    "scan unrolled by 2": (scanned(7, square, unroll=2), [A], 7 * P),
+    "scan in reverse": (scanned(7, square, reverse=True), [A], 7 * P),
+    "scan in a scan": (scanned(3, scanned(5, square)), [A], 15 * P),
+    "scan of none": (scanned(0, square), [A], 0),
+    "jit in a scan": (scanned(10, jax.jit(square)), [A], 10 * P),
+    "vmap of a scan": (jax.vmap(scanned(10, square)), [(3, 32, 32)], 30 * P),
+    "map": (lambda x: lax.map(lambda r: r @ jnp.ones((8, 32)), x),
+            [(6, 8)], 3072),
+    "fori": (lambda a: lax.fori_loop(0, 10, lambda i, c: square(c), a),
+             [A], 10 * P),
+    "fori in a scan": (scanned(3, lambda a: lax.fori_loop(
+        2, 7, lambda i, c: square(c), a)), [A], 15 * P),
+    "while, up": (while_(lambda i: i < 10, lambda i: i + 1), [A], 10 * P),
+    "while, down": (while_(lambda i: i > 0, lambda i: i - 2, 9), [A], 5 * P),
+    "while, doubling": (while_(lambda i: i < 100, lambda i: i * 2, 1), [A],
+                        7 * P),
+    "while, never": (while_(lambda i: i < 0, lambda i: i + 1), [A], 0),
+    "while, numbers made outside": (
+        lambda a: lax.while_loop(
+            lambda c: c[0] < jnp.array(6) * 2,
+            lambda c: (c[0] + 3, square(c[1])), (jnp.arange(3).sum(), a)),
+        [A], 3 * P),
+    "while, of floats": (while_(lambda t: t < 1., lambda t: t + .25, 0.),
+                         [A], 4 * P),
+    "while in a scan": (scanned(3, while_(
+        lambda i: i < 10, lambda i: i + 1)), [A], 30 * P),
+    "while in a while": (while_(lambda i: i < 4, lambda i: i + 1, f=while_(
+        lambda i: i < 3, lambda i: i + 1)), [A], 12 * P),
+    "while in a jit": (jax.jit(while_(lambda i: i < 10, lambda i: i + 1)),
+                       [A], 10 * P),
+    "cond, the dearer branch": (
+        lambda p, a: lax.cond(p, square, twice, a), [spec(dtype="bool"), A],
+        2 * P),
+    "switch, the dearest branch": (
+        lambda i, a: lax.switch(i, [lambda a: a, square, twice], a),
+        [spec(dtype="int32"), A], 2 * P),
+    "cond in a vmap runs both": (
+        jax.vmap(lambda p, a: lax.cond(p, square, twice, a)),
+        [spec(4, dtype="bool"), (4, 32, 32)], 786432),
+    "vmap": (jax.vmap(jnp.matmul), [(3, 4, 5), (3, 5, 8)], 960),
+    "remat, recomputed": (  # 2 forward, 2 again, 3 backward
+        jax.value_and_grad(lambda w, x: jax.checkpoint(lambda w, x: jnp.sin(
+            jnp.sin(x @ w[0]) @ w[1]))(w, x).sum()), [(2, 32, 32), A],
+        7 * P),
+    "jit in a jit, shared": (jax.jit(lambda x, w: jax.jit(jnp.matmul)(
+        x, w) + jax.jit(jnp.matmul)(x, w)), X, 1048576),
+    "written twice": (lambda x, w: x @ w + x @ w, X, 1048576),
+    "dead code": (lambda a: (a @ a, a.sum())[1], [A], 0),
+    "custom gradient": (linear, X, 524288),
+    "conv 1-d": (lambda x, w: lax.conv_general_dilated(
+        x, w, (1,), "VALID"), [(2, 4, 20), (8, 4, 3)], 6912),
+    "conv same, padded taps with it": (
+        conv(padding="SAME"), [(2, 2, 12, 12), (4, 2, 5, 5)], 115200),
+    "conv same of even width": (
+        conv(padding="SAME"), [(1, 1, 4, 4), (2, 1, 2, 2)], 256),
+    "conv grouped": (conv(feature_group_count=4),
+                     [(2, 8, 10, 10), (16, 2, 3, 3)], 73728),
+    "conv dilated": (conv(rhs_dilation=(2, 2)),
+                     [(2, 4, 10, 10), (8, 4, 3, 3)], 41472),
+    "conv depthwise": (conv(2, feature_group_count=8),
+                       [(2, 8, 11, 11), (8, 1, 3, 3)], 7200),
+    "conv transposed": (
+        lambda x, w: lax.conv_transpose(
+            x, w, (2, 2), "VALID",
+            dimension_numbers=("NCHW", "OIHW", "NCHW")),
+        [(1, 3, 2, 2), (1, 3, 2, 2)], 96),
+    "conv grouped by batch": (conv(batch_group_count=2),
+                              [(4, 4, 10, 10), (8, 4, 3, 3)], 73728),
+    "conv of no channel": (conv(), [(2, 0, 8, 8), (4, 0, 3, 3)], 0),
+    "embedding": (lambda t, i: t[i], [(100, 64), ids], 0),
+    "embedding by one-hot": (
+        lambda t, i: jax.nn.one_hot(i, 100) @ t, [(100, 64), ids],
+        2 * 64 * 100 * 64),
+    "complex": (jnp.matmul, [c8, c8], 4096),
+    "integer": (jnp.matmul, [spec(8, 8, dtype="int32")] * 2, 0),
+    "no rows": (jnp.matmul, [(0, 8), (8, 3)], 0),
+    "no columns to sum": (jnp.matmul, [(4, 0), (0, 3)], 0),
+    "outer": (jnp.outer, [(4,), (8,)], 0),
+    "ragged": (lax.ragged_dot, [(10, 8), (3, 8, 8), spec(3, dtype="int32")],
+               1280),
+    "associative scan": (lambda a: lax.associative_scan(jnp.matmul, a),
+                         [(8, 16, 16)], 90112),
+    "cholesky": (jnp.linalg.cholesky, [A], 10922),
+    "solve": (jnp.linalg.solve, [(12, 12), (12, 3)], 2016),
+    "solves": (jax.vmap(jnp.linalg.solve), [(7, 12, 12), (7, 12, 3)],
+               7 * 2016),
+    "triangular": (lambda a, b: jax.scipy.linalg.solve_triangular(a, b),
+                   [(12, 12), (12, 3)], 12 * 12 * 3),
+    "triangular from the right": (
+        lambda a, b: lax.linalg.triangular_solve(a, b),
+        [(12, 12), (3, 12)], 12 * 12 * 3),
+    "lu": (lax.linalg.lu, [(12, 12)], 1152),
+    "determinant": (jnp.linalg.det, [(12, 12)], 1152),
+    "fft": (jnp.fft.fft, [c64], 1920),
+    "inverse fft": (jnp.fft.ifft, [c64], 1920),
+    "fft of reals": (jnp.fft.rfft, [(64,)], 960),
+    "inverse fft to reals": (jnp.fft.irfft, [spec(33, dtype="complex64")],
+                             960),
+    "fft of images": (jnp.fft.fft2, [spec(3, 8, 16, dtype="complex64")],
+                      5 * 3 * 8 * 16 * 7),
+    "shard_map": (sharded, X, 524288),
+    "grad": (jax.grad(lambda w, x: (x @ w).sum()), [(8, 4), (3, 8)], 192),
+    "value and grad": (
+        jax.value_and_grad(lambda w, x: (x @ w).sum()), [(8, 4), (3, 8)],
+        384),
+    "jvp": (lambda x, w: jax.jvp(lambda w: x @ w, (w,), (w,)), X, 1048576),
+    "hessian by forward over reverse": (
+        jax.jacfwd(jax.grad(lambda x: x @ jnp.eye(4) @ x)), [(4,)],
+        2 * 2 * 4 * 4 * 4),
+}
+IN_GRADIENT = [  # all that is differentiated, 3 times the products
+    "matmul", "broadcast", "relu", "attention", "scan", "scan in a scan",
+    "attention of keys and values of 2 heads", "scan over rows",
+    "fori", "vmap", "vmap of a scan", "custom gradient", "conv 1-d",
+    "conv same, padded taps with it", "conv same of even width",
+    "conv grouped", "conv dilated", "conv depthwise", "conv transposed",
+    "conv grouped by batch", "complex", "ragged", "associative scan"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products(name):
+    fn, shapes, expected = CASES[name]
+    cost = count(fn, *shapes)
+    assert (cost.matmul, cost.unknown) == (expected, ())
+
+
+@pytest.mark.parametrize("name", IN_GRADIENT)
+def test_products_forward_and_backward(name):
+    fn, shapes, expected = CASES[name]
+    cost = count(fn, *shapes, wrt="all")
+    assert (cost.matmul, cost.unknown) == (3 * expected, ())
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_decoder(scan):
+    model, weights = decoder(scan)
+    assert count(model, weights, ids).matmul == 14450688
+    assert count(model, weights, ids, wrt="params").matmul == 43352064
+    model, weights = decoder(scan, remat=True)
+    # the recomputed blocks, less the last product of each, which is dead
+    assert count(model, weights, ids, wrt="params").matmul == 52789248
+
+
+# --- loops and branches that are not known ----------------------------------
+@pytest.mark.parametrize("fn, args", [
+    (lambda n, a: lax.fori_loop(0, n, lambda i, c: square(c), a),
+     [spec(dtype="int32"), A]),
+    (lambda a: lax.while_loop(lambda a: a.sum() < 1, square, a), [A]),
+    (while_(lambda i: i < 1, lambda i: i), [A]),  # never ends
+    (lambda a: lax.fori_loop(0, jnp.argmax(a), lambda i, c: square(c), a),
+     [A])])
+def test_trips_that_are_not_known_are_told(fn, args):
+    with pytest.warns(UserWarning, match="trips not known"):
+        cost = count(fn, *args)
+    assert cost.matmul == 0 and len(cost.unknown) == 1
+    assert "65,536 FLOPs" in cost.unknown[0] or "66,55" in cost.unknown[0]
+
+
+def test_a_loop_of_unknown_trips_hides_nothing_beside_it():
+    with pytest.warns(UserWarning, match="trips not known"):
+        cost = count(lambda n, a: square(lax.fori_loop(
+            0, n, lambda i, c: square(c), a)), spec(dtype="int32"), A)
+    assert cost.matmul == P
+
+
+def test_a_branch_says_that_it_is_the_dearest():
+    cost = count(*CASES["switch, the dearest branch"][:1],
+                 spec(dtype="int32"), A)
+    assert all("dearest branch" in op.path for op in cost.ops if op.matmul)
+
+
+def test_the_test_of_a_loop_runs_once_more_than_its_body():
+    cost = count(CASES["while, up"][0], A)
+    assert cost.integer == 11 + 10 and cost.matmul == 10 * P
+    assert {op.repeats for op in cost.ops} == {10, 11}
+
+
+def test_repeats_are_of_every_loop_around():
+    cost = count(CASES["scan in a scan"][0], A)
+    assert {(op.repeats, op.matmul) for op in cost.ops if op.matmul} == {
+        (15, 15 * P)}
+
+
+# --- what is no product -----------------------------------------------------
+@pytest.mark.parametrize("fn, shapes, kind, n", [
+    (jax.nn.relu, [(32, 128)], "elementwise", 4096),
+    (jnp.cumsum, [(1000,)], "elementwise", 999),
+    (lax.cumprod, [(10, 7)], "elementwise", 63),
+    (lax.cummax, [(10, 7)], "elementwise", 63),
+    (jnp.sum, [(1000,)], "elementwise", 999),
+    (jnp.exp, [(1000,)], "transcendental", 1000),
+    (jnp.sort, [(1000,)], "integer", 10_000),
+    (jnp.outer, [(4,), (8,)], "elementwise", 32),
+    (lambda x: lax.reduce_window(x, 0., lax.add, (2, 3), (2, 3), "VALID"),
+     [(8, 9)], "elementwise", 4 * 3 * 5),
+    (jnp.multiply, [spec(10, dtype="complex64")] * 2, "elementwise", 60),
+    (jnp.add, [spec(10, dtype="complex64")] * 2, "elementwise", 20),
+    (jnp.add, [spec(10, dtype="int32")] * 2, "integer", 10),
+    (jnp.matmul, [spec(8, 8, dtype="int32")] * 2, "integer", 1024)])
+def test_kinds_apart_from_products(fn, shapes, kind, n):
+    cost = count(fn, *shapes)
+    assert getattr(cost, kind) == n and not cost.unknown
+    assert cost.total == (0 if kind == "integer" else n)
+
+
+def test_repeated_adds_and_random_bits():
+    cost = count(lambda x, y, z, w: lax.fori_loop(
+        0, 1000, lambda i, x: x + y + z + w, x), *[(10, 100)] * 4)
+    assert cost.elementwise == 1000 * 3 * 1000
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    uniform = flops.count(lambda k: jax.random.uniform(k, (1000,)), key)
+    assert uniform.total < 5 * 1000  # hashing is integer work
+
+
+@pytest.mark.parametrize("fn, name", [
+    (jnp.linalg.svd, "svd"), (jnp.linalg.eigh, "eigh"),
+    (jnp.linalg.qr, "qr")])
+def test_what_has_no_rule_is_listed_and_said_once(fn, name):
+    with pytest.warns(UserWarning, match="no rule") as said:
+        cost = count(lambda a: (fn(a), fn(2 * a)), (8, 8))
+    assert any(name in found for found in cost.unknown) and len(said) == 1
+    assert len(cost.unknown) == len(set(cost.unknown))
+
+
+def test_a_kernel_of_pallas_is_listed():
+    with pytest.warns(UserWarning, match="pallas_call"):
+        cost = count(pallas, (64, 16), (16, 96))
+    assert cost.unknown == ("pallas_call",) and cost.total == 0
+
+
+def test_collectives_are_listed_beside_the_products():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cost = count(sharded, *X, wrt="all")
+    assert cost.matmul == 3 * 524288
+    assert all("psum" in name for name in cost.unknown)
+
+
+def test_gradients_of_a_kernel_longer_than_its_input():
+    forward = count(conv(padding=[(4, 4), (4, 4)]), (1, 2, 3, 3),
+                    (4, 2, 5, 5))
+    assert forward.matmul == 2 * 4 * 7 * 7 * 2 * 25
+    both = count(conv(padding=[(4, 4), (4, 4)]), (1, 2, 3, 3), (4, 2, 5, 5),
+                 wrt="all")
+    assert forward.matmul < both.matmul <= 3 * forward.matmul
+
+
+# --- bytes ------------------------------------------------------------------
+def test_bytes_of_rows():
+    row, table = 256, spec(10_000, 64)
+    got = count(lambda t, i: jnp.take(t, i, axis=0, mode="clip"), table,
+                spec(4, dtype="int32"))
+    assert 8 * row <= got.bytes < 9 * row
+    update = count(lambda t, u: lax.dynamic_update_slice(t, u, (0, 0)),
+                   table, (1, 64))
+    assert update.bytes == 2 * row
+    assert count(lambda t: t[5], table).bytes == 2 * row
+    assert count(lambda t: t.reshape(64, -1), table).bytes == 0
+
+
+# --- properties -------------------------------------------------------------
+def layer(a):
+    return jnp.tanh(a @ a) + a
+
+
+KINDS = (*flops.KINDS, "bytes")
+
+
+@few
+@given(n=st.integers(0, 9), outer=st.integers(0, 4), m=size)
+def test_loops_are_their_trips_times_the_body(n, outer, m):
+    one, a = flops.count(layer, spec(m, m)), (m, m)
+    for fn, times in (
+            (scanned(n, layer), n), (scanned(outer, scanned(n, layer)),
+                                     outer * n),
+            (lambda a: lax.fori_loop(0, n, lambda i, a: layer(a), a), n)):
+        cost = count(fn, a)
+        assert all(getattr(cost, kind) == times * getattr(one, kind)
+                   for kind in KINDS)
+    cost = count(while_(lambda i: i < n, lambda i: i + 1, f=layer), a)
+    assert (cost.matmul, cost.transcendental) == (
+        n * one.matmul, n * one.transcendental)
+
+
+@few
+@given(b=size, m=size, n=size, wrt=st.sampled_from([None, "all"]))
+def test_vmap_is_so_many_times_the_function(b, m, n, wrt):
+    def f(x, w):
+        return jnp.exp(x @ w).sum()
+
+    one = count(f, (m, n), (n, m), wrt=wrt)
+    cost = count(jax.vmap(f), (b, m, n), (b, n, m), wrt=wrt)
+    assert all(getattr(cost, kind) == b * getattr(one, kind)
+               for kind in flops.KINDS)
+
+
+@few
+@given(depth=st.integers(1, 5), rows=size, width=size,
+       wrt=st.sampled_from([None, "all"]))
+def test_a_stack_is_its_layers_scanned_jitted_or_neither(
+        depth, rows, width, wrt):
+    def step(x, w):
+        return jnp.tanh(x @ w)
+
+    def stack(w, x):
+        for i in range(depth):
+            x = step(x, w[i])
+        return x
+
+    def scan(w, x):
+        return lax.scan(lambda x, w: (step(x, w), None), x, w)[0]
+
+    args = (depth, width, width), (rows, width)
+    one = count(step, (rows, width), (width, width), wrt=wrt)
+    for fn in stack, scan, jax.jit(stack), jax.jit(scan):
+        cost = count(fn, *args, wrt=wrt)
+        assert cost.matmul == depth * one.matmul
+        assert cost.transcendental == depth * one.transcendental

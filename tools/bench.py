@@ -1,0 +1,151 @@
+"""Speed of the counter, as ratios in one run: `make bench`.
+
+Each row is timed against a yardstick on the same machine in the same minute;
+only the last two are seconds, with a generous limit.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+LLAMA = {"layers": 126, "d": 16384, "heads": 128, "kv": 8, "ff": 53248,
+         "vocab": 128256}  # Llama 3 405B, as models.toml has it
+GPT2 = {"layers": 12, "d": 768, "heads": 12, "kv": 12, "ff": 3072,
+        "vocab": 50257}
+
+
+def torch_decoder(sizes: dict[str, int]) -> Any:
+    """A gated decoder on meta tensors, one torch.nn.Module."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    d, head = sizes["d"], sizes["d"] // sizes["heads"]
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            def linear(n, m):
+                return nn.Linear(n, m, bias=False)
+            self.q, self.o = linear(d, d), linear(d, d)
+            self.k = linear(d, sizes["kv"] * head)
+            self.v = linear(d, sizes["kv"] * head)
+            self.gate, self.up = linear(d, sizes["ff"]), linear(
+                d, sizes["ff"])
+            self.down = linear(sizes["ff"], d)
+            self.first, self.second = nn.RMSNorm(d), nn.RMSNorm(d)
+
+        def forward(self, x):
+            h = self.first(x)
+            q, k, v = (part(h).unflatten(-1, (-1, head)).transpose(1, 2)
+                       for part in (self.q, self.k, self.v))
+            mixed = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True)
+            x = x + self.o(mixed.transpose(1, 2).flatten(2))
+            h = self.second(x)
+            return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+    with torch.device("meta"):
+        return nn.Sequential(nn.Embedding(sizes["vocab"], d), *(
+            Layer() for _ in range(sizes["layers"])), nn.Linear(
+                d, sizes["vocab"], bias=False)).to(torch.bfloat16)
+
+
+def jax_decoder(sizes: dict[str, int]) -> tuple[Callable, tuple]:
+    """A decoder's layers, scanned, and the shapes of its arguments."""
+    import jax
+    import jax.numpy as jnp
+
+    d, head = sizes["d"], sizes["d"] // sizes["heads"]
+
+    def layer(x, w):
+        def heads(a, n):
+            return a.reshape(*a.shape[:2], n, head)
+        q = heads(x @ w["q"], sizes["heads"])
+        k, v = (heads(x @ w[name], sizes["kv"]) for name in ("k", "v"))
+        x = x + jax.nn.dot_product_attention(q, k, v).reshape(
+            x.shape) @ w["o"]
+        return x + (jax.nn.silu(x @ w["gate"]) * (x @ w["up"])) @ w[
+            "down"], None
+
+    def decoder(x, weights):
+        return jax.lax.scan(layer, x, weights)[0]
+
+    shapes = {"q": (d, d), "o": (d, d), "k": (d, sizes["kv"] * head),
+              "v": (d, sizes["kv"] * head), "gate": (d, sizes["ff"]),
+              "up": (d, sizes["ff"]), "down": (sizes["ff"], d)}
+    def spec(shape):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    return decoder, (spec((1, 1024, d)), {
+        name: spec((sizes["layers"], *shape))
+        for name, shape in shapes.items()})
+
+
+def seconds(work: Callable[[], Any], repeats: int = 3) -> float:
+    """The fastest of ``repeats`` runs after one that warms up."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def rows() -> list[tuple[str, float, float, str]]:
+    """(what, figure, limit, unit) of each measurement."""
+    import course_utils
+
+    course_utils.start()
+    import jax
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from course_utils import flops
+
+    gpt2 = torch_decoder(GPT2)
+    tokens = torch.zeros(1, 1024, dtype=torch.long, device="meta")
+
+    def theirs():
+        with FlopCounterMode(display=False):
+            gpt2(tokens).sum().backward()
+
+    found = [("GPT-2-small step: ours / FlopCounterMode",
+              seconds(lambda: flops.count(gpt2, tokens, wrt="params"))
+              / seconds(theirs), 1.0, "x")]
+
+    decoder, args = jax_decoder(GPT2)
+
+    def bare():
+        jax.clear_caches()
+        jax.make_jaxpr(decoder)(*args)
+
+    def counted():
+        jax.clear_caches()
+        flops.count(decoder, *args)
+
+    found.append(("scanned decoder: ours / bare jax.make_jaxpr",
+                  seconds(counted) / seconds(bare), 1.5, "x"))
+    llama = torch_decoder(LLAMA)
+    found.append(("Llama 3 405B, forward and backward, torch", seconds(
+        lambda: flops.count(llama, tokens, wrt="params"), 1), 3.0, "s"))
+    decoder, args = jax_decoder(LLAMA)
+    found.append(("Llama 3 405B, forward and backward, JAX", seconds(
+        lambda: flops.count(decoder, *args, wrt="all"), 1), 3.0, "s"))
+    return found
+
+
+def main() -> int:
+    bad = False
+    for what, figure, limit, unit in rows():
+        bad |= figure > limit
+        print(f"{what:46} {figure:6.2f} {unit}, at most {limit} {unit}"
+              f"{'' if figure <= limit else '  TOO SLOW'}", flush=True)
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
