@@ -400,3 +400,13 @@ def test_no_file_says(pattern, sample):
     found = [f"{name}: {hit.group()}" for name, text in repository_files()
              for hit in pattern.finditer(text)]
     assert found == []
+
+
+def test_a_page_folds_what_the_notebook_folds(tmp_path):
+    nb = good()
+    nb.cells[3].source = "#@title Setup\nimport course_utils"
+    page = execute.to_html(nb, tmp_path)
+    text = re.sub("<[^>]+>", "", page)
+    assert "#@title Setup" in text and "import course_utils" not in text
+    assert "import course_utils" in nb.cells[3].source
+    assert "<script" not in page

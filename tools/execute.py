@@ -1,5 +1,6 @@
 """Execute the notebooks: ``run`` for readable HTML, ``store`` for outputs."""
 
+import copy
 import os
 import re
 import sys
@@ -60,9 +61,16 @@ def unfit(nb: nbformat.NotebookNode) -> list[str]:
 
 
 def to_html(nb: nbformat.NotebookNode, folder: Path) -> str:
-    """One page that opens with no network: no script, pictures inside."""
+    """One page that opens with no network: no script, pictures inside.
+
+    A cell that is folded in Jupyter shows its first line.
+    """
     from nbconvert import HTMLExporter
 
+    nb = copy.deepcopy(nb)
+    for cell in code_cells(nb):
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            cell.source = cell.source.partition("\n")[0]
     page, _ = HTMLExporter(template_name="lab", embed_images=True) \
         .from_notebook_node(nb, {"metadata": {"path": str(folder)}})
     page = re.sub(r"(?si)<script\b.*?</script\s*>", "", page)
