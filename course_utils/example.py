@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import textwrap
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from course_utils import flops, host, ir, kernels, memory
 
 SHAPES = {"X": (512, 1024), "W": (1024, 2048), "b": (2048,), "Y": (512, 2048)}
-GRID = (64,)  # tiles of 128 x 128 in Y
+TILE = 128  # rows and columns of Y that a program makes, by default
+GRID = (math.prod(-(-n // TILE) for n in SHAPES["Y"]),)
 
 
 def specs() -> tuple[Any, ...]:

@@ -120,10 +120,11 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
             f"fn cannot be counted with {_described(fn, args)}: {why} "
             f"({type(error).__name__}). Check shapes and types, and that fn "
             "looks at no value.") from error
-    if unknown:
+    cost = Cost(tuple(ops), params, tuple(dict.fromkeys(unknown)))
+    if cost.unknown:
         warnings.warn("flops.count left out what it has no rule for: "
-                      + "; ".join(dict.fromkeys(unknown)), stacklevel=2)
-    return Cost(tuple(ops), params, tuple(dict.fromkeys(unknown)))
+                      + "; ".join(cost.unknown), stacklevel=2)
+    return cost
 
 
 def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:

@@ -41,8 +41,8 @@ class Launch:
     """One run of a kernel over its grid.
 
     ``result`` is the tensor the kernel stored to, or a tuple where there are
-    several or none (all there are where it is not known). ``where`` is "gpu",
-    "interpreter", or "recorded": then nothing ran, and result is None.
+    several or none (all that were given, where it is not known). ``where`` is
+    "gpu", "interpreter", or "recorded": then nothing ran, and result is None.
     ``seconds`` is wall time of the call, a first compile included:
     interpreter time says nothing about a GPU. ``trace`` is None unless asked
     for; ``note`` says what was done differently from what was asked, "" for

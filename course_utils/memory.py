@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from course_utils import chips
+from course_utils._whole import whole
 from course_utils.compilers.trace import Trace, traced
 from course_utils.host import need
 
@@ -52,13 +52,17 @@ class Traffic:
         return sum(r for (name, _), (r, _) in self.moved.items()
                    if name == level)
 
+    def _both(self, level: str) -> int:
+        return sum(sum(both) for (name, _), both in self.moved.items()
+                   if name == level)
+
     @property
     def l2_bytes(self) -> int:
-        return sum(sum(m) for (n, _), m in self.moved.items() if n == "L2")
+        return self._both("L2")
 
     @property
     def hbm_bytes(self) -> int:
-        return sum(sum(m) for (n, _), m in self.moved.items() if n == "HBM")
+        return self._both("HBM")
 
     @property
     def hit_rate(self) -> float:
@@ -104,10 +108,8 @@ def traffic(trace: Trace | Launch, chip: str | chips.Chip = "h100",
         raise ValueError(f"schedule is {schedule!r}: use "
                          f"{' or '.join(map(repr, resident))}.")
     at_once = resident[schedule]
-    size = c.l2_bytes if l2_bytes is None else l2_bytes
-    if not (isinstance(size, Integral) and size >= LINE * WAYS):
-        raise ValueError(f"l2_bytes is {size!r}: give a whole number, at least"
-                         f" {LINE * WAYS}, one set of the cache.")
+    size = c.l2_bytes if l2_bytes is None else whole(
+        "l2_bytes", l2_bytes, LINE * WAYS)  # at least one set
     names = [*trace.tensors]
     asked = [[0, 0] for _ in names]
     moved = _replay(_requests(trace, at_once, asked), len(names),
@@ -281,11 +283,20 @@ class Point:
     dtype: str
     flops: float
     bytes: float
-    intensity: float
     ridge: float
-    bound: str
     seconds: float
-    flops_per_second: float
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.bytes
+
+    @property
+    def bound(self) -> str:
+        return "memory" if self.intensity < self.ridge else "compute"
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops / self.seconds
 
     def __str__(self) -> str:
         return (f"{self.intensity:.4g} FLOP/B, ridge {self.ridge:.4g}: "
@@ -301,12 +312,9 @@ def roofline(chip: str | chips.Chip, dtype: Any, flops: float,
     if not (flops > 0 and bytes > 0):
         raise ValueError(f"flops and bytes are {flops} and {bytes}: both "
                          "must be above 0.")
-    ridge, peak = c.ridge(dtype), c.peak(dtype)
-    seconds = max(flops / peak, bytes / c.hbm_bandwidth)
+    seconds = max(flops / c.peak(dtype), bytes / c.hbm_bandwidth)
     name = str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
-    return Point(c.name, name, flops, bytes, flops / bytes, ridge,
-                 "memory" if flops / bytes < ridge else "compute", seconds,
-                 flops / seconds)
+    return Point(c.name, name, flops, bytes, c.ridge(dtype), seconds)
 
 
 @dataclass(frozen=True)

@@ -23,3 +23,19 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in gpu]
     for item in gpu:
         item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    """Nothing compiled before is found."""
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def no_progress(tmp_path, monkeypatch):
+    """Nobody has answered an exercise or seen a hint."""
+    from course_utils import exercises
+
+    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "progress"))
+    monkeypatch.setattr(exercises, "_memory", {})
+    monkeypatch.setattr(exercises, "_shown", {})

@@ -19,9 +19,7 @@ from course_utils import ir  # noqa: E402
 M, K, N = 6, 5, 4
 
 
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def example(x, w, b):

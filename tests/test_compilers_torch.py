@@ -18,9 +18,7 @@ from course_utils.host import Missing  # noqa: E402
 M, K, N = 512, 1024, 2048
 
 
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def example(x, w, b):

@@ -7,11 +7,7 @@ from course_utils import exercises
 pytest.importorskip("jax")
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "progress"))
-    monkeypatch.setattr(exercises, "_memory", {})
-    monkeypatch.setattr(exercises, "_shown", {})
+pytestmark = pytest.mark.usefixtures("no_progress")
 
 
 # Worked by hand, without the package.

@@ -13,10 +13,7 @@ jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "progress"))
-    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("no_progress", "empty_cache")
 
 
 def layers(x, w, b):

@@ -4,11 +4,7 @@ import pytest
 
 from course_utils import exercises
 
-
-@pytest.fixture(autouse=True)
-def _own_progress(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path))
-    monkeypatch.setattr(exercises, "_memory", {})
+pytestmark = pytest.mark.usefixtures("no_progress")
 
 
 RIGHT = {  # by hand

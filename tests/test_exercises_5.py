@@ -8,10 +8,7 @@ from course_utils.exercises_data import EXERCISES
 MINE = [number for number in EXERCISES if number.startswith("5.")]
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path))
-    monkeypatch.setattr(exercises, "_memory", {})
+pytestmark = pytest.mark.usefixtures("no_progress")
 
 
 def test_there_are_four():

@@ -379,6 +379,7 @@ def test_collectives_are_listed_beside_the_products():
         warnings.simplefilter("ignore")
         cost = count(sharded, *X, wrt="all")
     assert cost.matmul == 3 * 524288
+    assert cost.unknown
     assert all("psum" in name for name in cost.unknown)
 
 

@@ -7,7 +7,6 @@ only the last two are seconds, with a generous limit.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -84,17 +83,6 @@ def jax_decoder(sizes: dict[str, int]) -> tuple[Callable, tuple]:
         for name, shape in shapes.items()})
 
 
-def seconds(work: Callable[[], Any], repeats: int = 3) -> float:
-    """The fastest of ``repeats`` runs after one that warms up."""
-    work()
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
-
-
 def rows() -> list[tuple[str, float, float, str]]:
     """(what, figure, limit, unit) of each measurement."""
     import course_utils
@@ -104,7 +92,7 @@ def rows() -> list[tuple[str, float, float, str]]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from course_utils import flops
+    from course_utils import flops, timing
 
     gpt2 = torch_decoder(GPT2)
     tokens = torch.zeros(1, 1024, dtype=torch.long, device="meta")
@@ -114,8 +102,8 @@ def rows() -> list[tuple[str, float, float, str]]:
             gpt2(tokens).sum().backward()
 
     found = [("GPT-2-small step: ours / FlopCounterMode",
-              seconds(lambda: flops.count(gpt2, tokens, wrt="params"))
-              / seconds(theirs), 1.0, "x")]
+              timing.best(lambda: flops.count(gpt2, tokens, wrt="params"))
+              / timing.best(theirs), 1.0, "x")]
 
     decoder, args = jax_decoder(GPT2)
 
@@ -128,13 +116,14 @@ def rows() -> list[tuple[str, float, float, str]]:
         flops.count(decoder, *args)
 
     found.append(("scanned decoder: ours / bare jax.make_jaxpr",
-                  seconds(counted) / seconds(bare), 1.5, "x"))
+                  timing.best(counted) / timing.best(bare), 1.5, "x"))
     llama = torch_decoder(LLAMA)
-    found.append(("Llama 3 405B, forward and backward, torch", seconds(
-        lambda: flops.count(llama, tokens, wrt="params"), 1), 3.0, "s"))
+    found.append(("Llama 3 405B, forward and backward, torch", timing.best(
+        lambda: flops.count(llama, tokens, wrt="params"), repeats=1),
+        3.0, "s"))
     decoder, args = jax_decoder(LLAMA)
-    found.append(("Llama 3 405B, forward and backward, JAX", seconds(
-        lambda: flops.count(decoder, *args, wrt="all"), 1), 3.0, "s"))
+    found.append(("Llama 3 405B, forward and backward, JAX", timing.best(
+        lambda: flops.count(decoder, *args, wrt="all"), repeats=1), 3.0, "s"))
     return found
 
 

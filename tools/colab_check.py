@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tools import colab
 from tools.books import ROOT, clean_env
+from tools.execute import chosen
 from tools.install import version_of
 
 VENV, PINS = ROOT / ".colab", ROOT / "tools" / "colab.txt"
@@ -73,7 +74,7 @@ def main() -> int:
         else:
             pip("uninstall", "--yes", *GPU_ONLY)
         done += [run(colab.SITE / path.name)
-                 for path in colab.chosen(sys.argv[1:])]
+                 for path in chosen(sys.argv[1:])]
     return 0 if all(done) else 1
 
 

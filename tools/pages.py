@@ -13,13 +13,12 @@ from pathlib import Path
 
 import nbformat
 
+from course_utils.plot.course import STAGES
 from tools.books import ROOT
 
 PAGE = ROOT / "docs" / "claims.md"
 DATA = ROOT / "tests" / "data" / "claims.toml"
 VERDICTS = ("right", "imprecise", "wrong", "open")
-STAGES = ("Model to operations", "Operations to IR", "IR to executable",
-          "Dispatch to kernel", "Kernel to chip")
 PREFACE = """# What the notes said, claim by claim
 
 <!-- Made by `python -m tools.pages` from tests/data/claims.toml. -->
@@ -122,12 +121,12 @@ def claims_page() -> str:
     parts = [PREFACE.format(
         claims=len(every), checked=sum(bool(c.check) for c in every),
         **{verdict: tally[verdict] for verdict in VERDICTS})]
-    for stage, title in enumerate(STAGES, start=1):
+    for n, stage in enumerate(STAGES, start=1):
         parts.append("\n".join([
-            f"## Stage {stage}: {title}", "",
+            f"## Stage {n}: {stage.name}", "",
             "| | the notes say | verdict | what holds | settled by |",
             "|---|---|---|---|---|",
-            *(row(claim) for claim in every if claim.stage == stage), ""]))
+            *(row(claim) for claim in every if claim.stage == n), ""]))
     return "\n".join(parts)
 
 

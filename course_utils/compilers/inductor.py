@@ -222,7 +222,8 @@ def _pretence(target: str) -> list[tuple[Any, str, Any]]:
     if target == "cpu":
         # Left to itself, Inductor compiles programs for 3 s to find out.
         only = [cpu_vec_isa.VecAVX2()]
-        return [(cpu_vec_isa, "valid_vec_isa_list", lambda: only)][:_X86]
+        return [(cpu_vec_isa, "valid_vec_isa_list", lambda: only)
+                ] if _X86 else []
     import triton as package
     from triton.backends.compiler import GPUTarget
 

@@ -19,10 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from course_utils import host
-from course_utils.compilers.rung import Buffer, Kernel, Pass, Rung
+from course_utils.compilers.rung import (
+    Buffer,
+    Compiled,
+    Kernel,
+    Pass,
+    Rung,
+)
 from course_utils.compilers.text import steady
 from course_utils.compilers.trace import Trace, from_data
-from course_utils.compilers.xla import Compiled
 
 FOLDER = Path(__file__).parent.parent / "recorded"
 COMMAND = "make record"
@@ -67,9 +72,10 @@ def keep(name: str, target: str, made: Compiled) -> None:
         return
     FOLDER.mkdir(exist_ok=True)
     tools = sorted({rung.tool for rung in made.rungs if rung.tool})
+    when = f"recorded {date.today()}"
     data = {
-        "when": f"recorded {date.today()}",
-        "provenance": f"recorded {date.today()} by `{COMMAND}` with "
+        "when": when,
+        "provenance": f"{when} by `{COMMAND}` with "
                       f"{', '.join(tools)} on {host.platform.machine()} "
                       f"{host.platform.system()}",
         "rungs": [{**asdict(rung), "raw": steady(rung.raw)}

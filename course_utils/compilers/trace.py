@@ -116,7 +116,9 @@ class Trace:
         """(x, y, z) of a program given by a number or by (x, y, z)."""
         want = number if isinstance(number, Sequence) else (number,)
         want = (*want, 0, 0)[:3]
-        if want not in self.programs:
+        sizes = (*self.grid, 1, 1)[:3]
+        if not all(n in range(size)
+                   for n, size in zip(want, sizes, strict=True)):
             raise ValueError(f"program {number} is not of the grid "
                              f"{self.grid}, which starts at 0.")
         return want

@@ -64,13 +64,3 @@ def exercise(number: str, *, hints: tuple[str, ...], why: str,
         return solve
 
     return register
-
-
-def example() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The running example and its arguments, for JAX."""
-    import jax
-    import jax.numpy as jnp
-
-    shapes = ((512, 1024), (1024, 2048), (2048,))
-    return (lambda x, w, b: jax.nn.relu(x @ w + b),
-            tuple(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes))

@@ -135,11 +135,15 @@ def canvas(summary: str, title: str) -> Axes:
     return ax
 
 
-def chart(summary: str, title: str) -> Axes:
+def titled(summary: str, title: str) -> Figure:
     figure = new(summary, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.2, h_pad=0.2)
     figure.suptitle(title, x=0.02, ha="left", weight="bold")
-    return figure.subplots()
+    return figure
+
+
+def chart(summary: str, title: str) -> Axes:
+    return titled(summary, title).subplots()
 
 
 def box(ax: Axes, x: float, y: float, w: float, h: float,

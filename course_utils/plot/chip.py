@@ -21,9 +21,9 @@ from course_utils.plot.base import (
     canvas,
     eng,
     name_rows,
-    new,
     sentence,
     themed,
+    titled,
 )
 
 if TYPE_CHECKING:
@@ -132,11 +132,9 @@ def hierarchy(c: chips.Chip | str) -> Figure:
     fast = [amount(speed, "B/s") + ", measured" * (speed in measured)
             if speed else "not published" for speed in speeds]
     names = [level.name for level in levels]
-    figure = new(sentence(names, map(", ".join, zip(held, fast, strict=True))),
-                 layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.2, h_pad=0.2)
-    figure.suptitle(f"{c.title}: far is large, near is fast", x=0.02,
-                    ha="left", weight="bold")
+    figure = titled(
+        sentence(names, map(", ".join, zip(held, fast, strict=True))),
+        f"{c.title}: far is large, near is fast")
     for ax, values, marks, label, unit, step, face in zip(
             figure.subplots(1, 2, sharey=True), (sizes, speeds), (held, fast),
             ("holds, in all (log scale)", "reads, in all (log scale)"),

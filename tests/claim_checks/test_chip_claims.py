@@ -13,8 +13,7 @@ QUARTER = 4  # an SM is four subpartitions, each with one warp scheduler
 
 def tensor_peak(chip, sms):
     """FLOP/s of ``sms`` SMs, from the structure of one."""
-    return (sms * chip.tensor_cores_per_sm * chip.tensor_flops_per_cycle
-            * chip.tensor_clock_hz)
+    return sms * per_sm_and_cycle(chip.name) * chip.tensor_clock_hz
 
 
 def per_sm_and_cycle(name):

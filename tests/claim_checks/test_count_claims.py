@@ -57,13 +57,12 @@ def decoder(tokens):
                        (weights[0],) * 4, (weights[1], *weights[1:]))
 
 
-@functools.cache
-def ratio(times, mlp, qkvo=True, causal=False):
+def ratio(times, mlp, causal=False):
     """Attention's FLOPs over all other products', at T = times * D."""
     t = times * D
     heads = spec(t, HEADS, D // HEADS)
     over = products(attention, heads, heads, heads) / (2 if causal else 1)
-    rest = products(projections, spec(t, D), (spec(D, D),) * 4) * qkvo
+    rest = products(projections, spec(t, D), (spec(D, D),) * 4)
     if mlp == 3:
         rest += products(gated_mlp, spec(t, D), spec(D, 4 * D),
                          spec(D, 4 * D), spec(4 * D, D))
