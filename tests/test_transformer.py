@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_utils import chips, flops, transformer
+from course_utils.exercises_data import EXERCISES
 from course_utils.transformer import Config, published
 
 SIZES = {"layers": 1, "d_model": 64, "heads": 4, "d_ff": 96, "vocab": 50}
@@ -340,7 +341,7 @@ def test_the_books_flops():
     assert printed_as(big.train_flops(15e12), "6.3e24")
     days = big.train_flops(15e12) / (8960 * 0.4 * 459e12 * 86400)
     assert printed_as(days, "44")
-    used = 6 * 37e9 * 14.8e12 / (2.79e6 * 3600 * 1.513e15)
+    used = EXERCISES["1.7"].solve()
     assert printed_as(100 * used, "21.62")  # the book prints 21.7
     layer = Config(**BOOK)
     assert layer.attention_flops(2 * 4096) == (  # ch. 4, question 5: T = 2D
@@ -352,9 +353,59 @@ def test_the_books_bytes():
     assert cache.kv_cache_bytes(8192, bytes_per_value=1) == 8 * 2**30
     big = published("llama-3-70b")
     assert printed_as(big.kv_cache_bytes(32768, bytes_per_value=1), "5.3e9")
+    assert {-(-(big.params() + big.kv_cache_bytes(tokens, 240, 1)) // 16e9)
+            for tokens in (32_000, 32_768)} == {84, 85}  # v5e; it prints 86
     small = published("llama-2-13b")  # ch. 5: weights and Adam's moments
     assert printed_as(small.optimizer_bytes(2 + 8), "130e9")
     assert small.optimizer_bytes() == 16 * small.params()
+    kept = small.d_model + 2 * small.d_ff  # a layer's, after each big product
+    assert printed_as(2 * 16e6 * small.layers * kept, "41.9e12")
+
+
+def test_the_books_sharded_product():
+    """Ch. 4, question 2: Z has nothing to do, so it does everything again."""
+    jax = pytest.importorskip("jax")
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.sharding.AbstractMesh((4, 8, 4), ("X", "Y", "Z"))
+    b, d, f = 64, 128, 32
+    cost = flops.count(jax.shard_map(
+        lambda a, w: jax.lax.psum(a @ w, "Y"), mesh=mesh,
+        in_specs=(spec("X", "Y"), spec("Y", None)), out_specs=spec("X", None)),
+        *(jax.ShapeDtypeStruct(shape, "float32") for shape in (
+            (b, d), (d, f))))
+    assert cost.matmul == 2 * b * d * f * 4
+    assert cost.matmul / mesh.size == 2 * b * d * f / (4 * 8)
+
+
+def test_the_books_checkpoints_of_big_products():
+    """Ch. 4: of about 20 values a layer, the 7 products with weights stay."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def layer(x, q, k, v, o, gate, up, down):
+        h = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True))
+        weights = jax.nn.softmax((h @ q) @ (h @ k).swapaxes(1, 2))
+        x = x + (weights @ (h @ v)) @ o
+        h = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True))
+        return x + (jax.nn.silu(h @ gate) * (h @ up)) @ down
+
+    def kept(policy):
+        """Values besides arguments that two layers keep for a backward."""
+        def both(x, *w):
+            part = jax.checkpoint(layer, policy=policy)
+            return part(part(x, *w), *w).sum()
+
+        forward = jax.make_jaxpr(lambda *a: jax.vjp(both, *a)[1])(*args)
+        return len({*map(id, forward.jaxpr.outvars)}
+                   - {*map(id, forward.jaxpr.invars)})
+
+    args = [jnp.ones(shape) for shape in (
+        (2, 8, 4), *[(4, 4)] * 4, *[(4, 6)] * 2, (6, 4))]
+    policies = jax.checkpoint_policies
+    # The last of all, and nothing else, is not needed to differentiate.
+    assert kept(policies.dots_with_no_batch_dims_saveable) == 2 * 7 - 1
+    assert kept(policies.nothing_saveable) == 1  # between the layers
+    assert 2 * 17 < kept(policies.everything_saveable) < 2 * 23
 
 
 # Its chips: FLOP/s in bf16, bytes/s of HBM, bytes.
@@ -380,6 +431,8 @@ def test_the_books_serving():
     assert printed_as(1e3 * V5E_BYTES / V5E_HBM, "19")  # when HBM is full
     prefill = 2 * 70e9 * 8192 / (16 * 0.4 * V5E)
     assert printed_as(prefill, "0.91")
+    # Servers that fill caches for one that generates 512 tokens, 32 at once
+    assert printed_as(prefill * 32 / (512 * V5E_BYTES / V5E_HBM), "3")
     assert printed_as(1e3 * big.train_flops(1) / V5P, "0.92")  # 1 ms a token
     kept = 4 * 2 * 80 * 8192 * 4e6  # ch. 6: 4 values of D a layer, 4M tokens
     assert printed_as(kept, "20.9e12")
@@ -423,6 +476,33 @@ def test_the_books_einsums():
         assert flops.count(
             lambda a, b, dots=dots: jax.numpy.einsum(dots, a, b), a, b
         ).matmul == want
+
+
+# --- where other calculators were wrong: facts in public reports ------------
+def test_width_of_heads_is_free_of_d_model():
+    """torchtitan issue 1920, LMCache issue 688: 32 heads of 128, d 2560."""
+    qwen = published("qwen3-4b")
+    assert qwen.heads * qwen.head_size == 4096 != qwen.d_model
+    assert qwen.attention_flops(1000) == 4 * 4096 * 1000 * qwen.layers
+    assert qwen.kv_cache_bytes() == 147_456
+    assert replace(qwen, head_dim=None).kv_cache_bytes() == 92_160
+
+
+def test_both_products_of_attention_count():
+    """torchtitan pull request 4366: 6 h (dk + dv) T a token and layer."""
+    dk, dv, context = 128 + 64, 128, 4096
+    latent = Config(layers=1, d_model=512, heads=16, head_dim=dv, d_ff=1,
+                    vocab=1, latent=64, rope=dk - dv)
+    weights = 6 * sum(latent.weights().values())
+    assert latent.flops_per_token(context, training=True) - weights == (
+        6 * 16 * (dk + dv) * context)
+
+
+def test_bytes_of_adam_depend_on_what_is_kept():
+    """Megatron-LM issue 654: 16, or 18 with 32-bit gradients."""
+    model = published("gpt2")
+    assert model.optimizer_bytes() / model.params() == 16
+    assert model.optimizer_bytes(2 + 4 + 4 + 8) / model.params() == 18
 
 
 # --- windows ----------------------------------------------------------------
