@@ -6,8 +6,10 @@ what each of them is here for.
 """
 
 import functools
+import inspect
 import math
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -114,6 +116,24 @@ def _(a_shape, b_shape, *args, out_shape=None, **kwargs):
 @torch.library.custom_op("course::into", mutates_args=("out",))
 def into(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(a @ b)
+
+
+class Square(torch.autograd.Function):
+    """x @ x with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x @ x
+
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g @ x.T + x.T @ g
+
+
+def either(p, x):
+    return torch.cond(p, lambda x: x @ x, lambda x: x @ x @ x, (x,))
 
 
 sdpa = F.scaled_dot_product_attention
@@ -224,6 +244,35 @@ CASES = {  # fn, shapes, products in FLOPs
     "vmap": (torch.vmap(torch.matmul), [(3, 4, 5), (3, 5, 8)], 960),
     "func.grad": (torch.func.grad(lambda w, x: (x @ w).sum()),
                   [(8, 4), (3, 8)], 384),
+    "vmap of a vmap": (torch.vmap(torch.vmap(torch.matmul)),
+                       [(3, 4, 5, 6), (3, 4, 6, 7)], 2 * 3 * 4 * 5 * 6 * 7),
+    "func.vmap of func.grad": (
+        torch.func.vmap(torch.func.grad(lambda w, x: (x @ w).sum()),
+                        (None, 0)), [(8, 4), (5, 3, 8)], 5 * 384),
+    "a trace, then a product": (
+        functools.partial(torch.einsum, "iij,jk->ik"), [(4, 4, 5), (5, 6)],
+        2 * 4 * 5 * 6),
+    "function of its own gradient": (Square.apply, [(8, 8)], 1024),
+    "dearest branch": (either, [meta(dtype=torch.bool), (8, 8)], 2048),
+    "complex m8 n4 k16": (torch.matmul, [
+        meta(8, 16, dtype=torch.complex64),
+        meta(16, 4, dtype=torch.complex64)], 8 * 8 * 4 * 16),
+    "attention, 4 queries of 10 keys, all 40 pairs, not causal's 34": (
+        functools.partial(sdpa, is_causal=True),
+        [(1, 1, 4, 8), (1, 1, 10, 8), (1, 1, 10, 16)], 2 * 40 * (8 + 16)),
+    "product of 8-bit floats": (
+        lambda a, b, s: torch._scaled_mm(a, b.T, s, s,
+                                         out_dtype=torch.bfloat16),
+        [meta(16, 32, dtype=torch.float8_e4m3fn)] * 2 + [(1,)],
+        2 * 16 * 32 * 16),
+    "multihead, eval": (
+        lambda m, x: torch.no_grad()(m)(x, x, x)[0],
+        [nn.MultiheadAttention(64, 4, batch_first=True).eval(), (2, 32, 64)],
+        2621440),
+    "lstm of projections": (
+        nn.LSTM(16, 32, proj_size=8), [(5, 2, 16)],
+        5 * 2 * 2 * (4 * 32 * (16 + 8) + 32 * 8)),
+    "gru cell": (nn.GRUCell(16, 32), [(2, 16)], 2 * 2 * 3 * 32 * 48),
     "solve": (torch.linalg.solve, [(12, 12), (12, 3)], 2016),
     "solves": (torch.linalg.solve, [(7, 12, 12), (7, 12, 3)], 7 * 2016),
     "inverse": (torch.linalg.inv, [(12, 12)], 2 * 12**3),
@@ -250,7 +299,9 @@ IN_GRADIENT = [  # all that is differentiated, 3 times the products
     "attention across, other value width", "conv 1-d", "conv grouped",
     "conv padded", "conv dilated", "conv depthwise", "conv transposed",
     "conv transposed grouped", "conv of one image", "conv transposed large",
-    "vmap", "addmm", "baddbmm", "addbmm"]
+    "vmap", "addmm", "baddbmm", "addbmm", "vmap of a vmap",
+    "a trace, then a product", "function of its own gradient",
+    "dearest branch", "complex m8 n4 k16"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -363,12 +414,58 @@ def test_distances_and_forward_mode_as_torch_runs_them():
 
 
 def test_cond_is_its_dearest_branch():
-    cost = flops.count(
-        lambda p, x: torch.cond(p, lambda x: x @ x, lambda x: x @ x @ x,
-                                (x,)),
-        torch.tensor(True), torch.randn(8, 8))
+    cond = torch.cond
+    cost = flops.count(either, torch.tensor(True), torch.randn(8, 8))
     assert cost.matmul == 2 * 1024 and not cost.unknown
-    assert all("dearest branch" in op.path for op in cost.ops)
+    assert [op.path for op in cost.ops] == ["[the dearest branch]"] * 2
+    assert torch.cond is cond
+
+
+def test_both_products_of_attention_are_there():
+    h, t, dk, dv = 4, 64, 24, 16
+    shapes = (1, h, t, dk), (1, h, t, dk), (1, h, t, dv)
+    assert matmul(sdpa, *shapes, wrt="all") / t == 6 * h * (dk + dv) * t
+
+
+def test_autocast_is_seen_for_what_it_does():
+    def f(x):
+        plain = x @ x
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return plain, x @ x
+
+    for x in meta(8, 8), torch.ones(8, 8):
+        cost = flops.count(f, x)
+        products = [op for op in cost.ops if op.name == "mm"]
+        assert cost.matmul == 2 * 1024
+        assert [op.shapes[0] for op in products] == ["f32[8,8]", "bf16[8,8]"]
+        # The first reads one matrix; for the second x is cast twice.
+        assert [op.bytes for op in products] == [2 * 256, 3 * 128]
+
+
+# --- pooling: an addition or comparison for each element of a window --------
+P2, P3 = (2, 3, 8, 8), (2, 3, 8, 8, 8)
+ALL, QUARTER = 2 * 3 * 64, 2 * 3 * 16
+# 8 elements in 3 windows: 0 to 3, 2 to 6, 5 to 8, so 3 + 4 + 3 of them
+THREE = 2 * 3 * 10 * 10
+
+
+@pytest.mark.parametrize("fn, shape, forward, backward", [
+    (nn.AvgPool2d(2), P2, ALL, ALL + QUARTER),
+    (nn.AvgPool1d(2), (2, 3, 8), 2 * 3 * 8, 2 * 3 * (8 + 4)),
+    (nn.AvgPool3d(2), P3, 8 * ALL, 8 * ALL + 4 * QUARTER),
+    (nn.AvgPool2d(3, 1, padding=1), P2, 9 * ALL, 10 * ALL),
+    (nn.MaxPool2d(2), P2, 3 * QUARTER, QUARTER),
+    (nn.MaxPool1d(2), (2, 3, 8), 2 * 3 * 4, 2 * 3 * 4),
+    (nn.MaxPool3d(2), P3, 7 * 4 * QUARTER, 4 * QUARTER),
+    (nn.AdaptiveAvgPool2d(3), P2, THREE, THREE + 6 * 9),
+    (nn.AdaptiveMaxPool2d(3), P2, THREE - 6 * 9, 6 * 9)])
+def test_pooling(fn, shape, forward, backward):
+    one, both = (flops.count(fn, meta(*shape), wrt=wrt)
+                 for wrt in (None, "all"))
+    assert (one.elementwise, both.elementwise) == (
+        forward, forward + backward)
+    assert both.total == both.elementwise
+    assert not both.integer and not both.unknown
 
 
 @pytest.mark.parametrize("call, name", [
@@ -379,6 +476,18 @@ def test_cond_is_its_dearest_branch():
     (lambda: (torch.linalg.svd, (meta(8, 8),)), "svd"),
     (lambda: (torch.linalg.eigh, (meta(8, 8),)), "eigh"),
     (lambda: (torch.linalg.qr, (meta(8, 8),)), "qr"),
+    (lambda: (torch.linalg.eig, (meta(8, 8),)), "eig"),
+    (lambda: (lambda a: torch.linalg.lstsq(a, a)[0], (meta(8, 8),)),
+     "lstsq"),
+    (lambda: (torch.nonzero, (meta(8),)), "nonzero"),
+    (lambda: (torch.unique, (torch.ones(8),)), "_unique2"),
+    (lambda: (torch.pdist, (meta(8, 4),)), "pdist"),
+    (lambda: (lambda x: x.logcumsumexp(0), (meta(8, 4),)), "logcumsumexp"),
+    (lambda: (lambda x: F.ctc_loss(
+        x, torch.ones(2, 4).long(), torch.full((2,), 7), torch.full(
+            (2,), 4), reduction="none"), (meta(7, 2, 5),)), "_ctc_loss"),
+    (lambda: (torch.nn.attention.flex_attention.flex_attention,
+              (meta(1, 2, 128, 16),) * 3), "flex_attention"),
     (lambda: (nn.EmbeddingBag(9, 8), (torch.zeros(2, 5).long(),)),
      "embedding_bag"),
     (lambda: (torch.sparse.mm, (torch.eye(8).to_sparse(), torch.ones(8, 4))),
@@ -398,6 +507,27 @@ def test_what_has_no_rule_is_listed_and_said_once(call, name):
     assert len([w for w in said if "no rule" in str(w.message)]) == 1
     assert len(cost.unknown) == 1 and name in cost.unknown[0]
     assert cost.matmul == 0 and name in str(cost)
+
+
+@pytest.mark.parametrize("fn, shapes, name", [
+    (functools.partial(F.interpolate, scale_factor=2), [P2],
+     "upsample_nearest2d_backward"),
+    (functools.partial(F.interpolate, scale_factor=2, mode="bilinear"), [P2],
+     "upsample_bilinear2d_backward"),
+    (functools.partial(F.grid_sample, align_corners=False),
+     [P2, (2, 5, 5, 2)], "grid_sampler_2d_backward")])
+def test_a_gradient_that_has_no_rule_is_listed(fn, shapes, name):
+    args = [meta(*shape) for shape in shapes]
+    assert not flops.count(fn, *args).unknown
+    with pytest.warns(UserWarning, match="no rule"):
+        cost = flops.count(fn, *args, wrt="all")
+    assert cost.unknown == (f"aten.{name}",)
+
+
+def test_a_choice_by_mask_takes_all_of_it():
+    cost = flops.count(lambda x: x[x > 0], meta(100))
+    assert not cost.unknown and cost.integer == 100
+    assert cost.ops[-1].shapes == ("f32[100]", "bool[100]", "f32[100]")
 
 
 def test_quantized_layers_are_listed():
@@ -497,6 +627,111 @@ def test_a_scalar_written_into_a_tensor_moves_what_it_writes(index, rows):
             if isinstance(i, torch.Tensor))
         assert rows * 256 <= op.bytes <= rows * 256 + held + 8
         assert op.flops == 0
+
+
+# --- where an op is written -------------------------------------------------
+class Written(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.up(x)
+        return torch.softmax(y @ y, -1)
+
+
+def test_lines():
+    source, first = inspect.getsourcelines(Written.forward)
+    file = Path(__file__).name
+    expected = [(name, f"{file}:{first + n}") for name, n in (
+        ("addmm", 1), ("mm", 2), ("_softmax", 2))]
+    for fn in Written(), torch.compile(Written()), Written().forward:
+        cost = flops.count(fn, meta(8, 8), wrt="all")
+        assert [(op.name, op.line) for op in cost.ops[:3]] == expected
+        assert {op.line for op in cost.ops if op.path == "backward"} == {""}
+        assert list(cost.table()["line"]) == [op.line for op in cost.ops]
+
+
+def test_lines_of_a_cell_and_of_nobody():
+    for file in "/tmp/ipykernel_12/345.py", "<ipython-input-3-0a1b>":
+        names = {"torch": torch}
+        exec(compile("def f(x):\n\n    return x @ x\n", file, "exec"), names)
+        assert [op.line for op in flops.count(names["f"], meta(8, 8)).ops
+                ] == ["<cell>:3"]
+    for fn in torch.relu, nn.Sequential(nn.Linear(8, 8)):
+        assert [op.line for op in flops.count(fn, meta(8, 8)).ops] == [""]
+
+
+def test_the_same_op_on_two_lines_is_two():
+    def f(x):
+        x = x.sin()
+        return x.sin(), x.sin()
+
+    lines = [op.line.split(":")[1] for op in flops.count(f, meta(8)).ops]
+    first = f.__code__.co_firstlineno
+    assert lines == [str(first + n) for n in (1, 2, 2)]
+
+
+# --- what is worked out once ------------------------------------------------
+def test_a_layer_like_the_one_before_is_not_worked_out_again(monkeypatch):
+    from course_utils.flops import _torch
+    plain, learned = _torch._Count.learn, []
+    monkeypatch.setattr(_torch._Count, "learn", lambda *args: (
+        learned.append(0), plain(*args))[1])
+    costs = []
+    for n in 2, 20:
+        layers = nn.Sequential(*(nn.TransformerEncoderLayer(
+            16, 2, 32, batch_first=True) for _ in range(n)))
+        costs.append((flops.count(layers, meta(2, 5, 16), wrt="all"),
+                      len(learned)))
+        learned.clear()
+    (few, twice), (many, same) = costs
+    assert twice == same and many.matmul == 10 * few.matmul
+    assert many.params == 10 * few.params
+
+
+def test_what_is_remembered_is_told_apart():
+    def kinds(x):
+        n = x.int()
+        return n + 1, n + 1., n + True, n + 1, n + 1.
+
+    cost = flops.count(kinds, meta(10))
+    assert [op.shapes[-1] for op in cost.ops if op.name == "add"] == [
+        "i32[10]", "f32[10]", "i32[10]", "i32[10]", "f32[10]"]
+    assert (cost.elementwise, cost.integer) == (20, 30)
+    cost = flops.count(lambda x, y: (x * y, x * x, x * y), *[meta(8)] * 1,
+                       meta(8))
+    assert [op.bytes for op in cost.ops] == [96, 64, 96]
+    cost = flops.count(lambda x: (x.sum(0), x.T.sum(0), x.sum(0), x.T.sum(0),
+                                  x.mT.contiguous()), meta(3, 5))
+    assert [op.shapes[-1] for op in cost.ops] == [
+        "f32[5]", "f32[3]", "f32[5]", "f32[3]", "f32[5,3]"]
+
+
+def test_what_is_made_again_is_what_it_was():
+    def f(x):
+        for _ in range(3):
+            y = x[1:].T.unflatten(0, (2, 2))
+            assert (y.shape, y.stride(), y.device.type, y._base is not None
+                    ) == ((2, 2, 3), (2, 1, 4), "cpu", True)
+            z = torch.stack([y, y]).mul_(2).movedim(0, -1)
+            assert (z.shape, z.stride(), z.dtype) == (
+                (2, 2, 3, 2), (6, 3, 1, 12), torch.float32)
+            a, b = z.split(1)
+            assert a.is_contiguous() is False and a.shape == b.shape
+            assert z.add_(1) is z and z._version == y.new_zeros(1).add_(
+                1)._version + 1
+            c = torch.view_as_complex(torch.ones(2, 2)).conj()
+            assert c.is_conj() and not (c * 1).is_conj()
+            i = torch.arange(3)
+            assert (i.dtype, i.device.type) == (torch.int64, "cpu")
+            w = x.clone()
+            w.t_().unsqueeze_(0)
+            assert w.shape == (1, 4, 4)
+        return z.sum()
+
+    for wrt in None, "all":
+        assert not flops.count(f, torch.ones(4, 4), wrt=wrt).unknown
 
 
 # --- properties -------------------------------------------------------------

@@ -1,0 +1,387 @@
+"""PyTorch: run on fake tensors, under a mode that sees every op.
+
+What an op costs and what it returns are worked out once for each set of
+shapes and parameters: a layer like the one before it is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._decomp import decomposition_table
+from torch._subclasses import fake_tensor
+from torch.backends import mkldnn
+from torch.nn import Module, Parameter, functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules import module as modules
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from course_utils.flops import _rules as rules
+from course_utils.host import need
+
+Tensor, Fake = torch.Tensor, fake_tensor.FakeTensor
+_DEVICE, _STRIDED = torch.ops.prim.device.default, torch.strided
+_PLAIN = Tensor.__deepcopy__, torch._C.TensorBase.clone
+
+
+def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
+    """(ops, parameters, unknown)."""
+    fake = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+    counter = _Count(fake)
+    with contextlib.ExitStack() as stack, sdpa_kernel(SDPBackend.MATH):
+        # LSTM and attention as the products they are made of, everywhere.
+        stack.callback(mkldnn.set_flags, mkldnn.set_flags(_enabled=False)[0])
+        for hook in (modules.register_module_forward_pre_hook(counter.enter),
+                     modules.register_module_forward_hook(
+                         counter.leave, always_call=True)):
+            stack.callback(hook.remove)
+        stack.enter_context(mock.patch.object(torch, "cond", counter.cond))
+        params = _run(fn, args, kwargs, wrt, fake, _Products(), counter)
+    return counter.ops, params, counter.unknown
+
+
+def others(cost: Any, *call: Any) -> list[tuple]:
+    """The row of torch's own counter for ``compare``."""
+    counter = _flop_counter().FlopCounterMode(display=False)
+    _run(*call, fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
+         counter)
+    n, why = counter.get_total_flops(), "elementwise is 0"
+    if n != cost.matmul:
+        why += ", so is what has no formula (mv, dot); complex is as real"
+    return [("FlopCounterMode", n, n, None, None, why)]
+
+
+def _flop_counter() -> Any:
+    # Without triton torch warns, of kernels that are not counted here.
+    logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
+    return need("torch.utils.flop_counter", rules.WHY)
+
+
+def closed(fn: Any, seen: set) -> Iterator[Module]:
+    """The modules fn closes over or names among its file's globals."""
+    if isinstance(fn, Module):
+        yield fn
+        return
+    for wrapped in "_torchdynamo_orig_callable", "func":  # compiled, partial
+        fn = getattr(fn, wrapped, fn)
+    if inspect.isfunction(fn) and fn not in seen:
+        seen.add(fn)
+        with contextlib.suppress(ValueError):  # a name not yet given
+            found = inspect.getclosurevars(fn)
+            named = {} if str(fn.__module__).startswith(
+                "torch") else found.globals
+            for x in rules.leaves([found.nonlocals, named]):
+                yield from closed(x, seen)
+
+
+# --- running fn on copies ----------------------------------------------------
+def _bare(x: Tensor, fake: fake_tensor.FakeTensorMode) -> Tensor:
+    """x as a fake tensor; from meta as on the CPU, as constants in fn are."""
+    if x.layout is not _STRIDED:
+        return fake.from_tensor(x)
+    return Fake(fake, torch.empty_strided(
+        x.shape, x.stride(), dtype=x.dtype, device="meta",
+        requires_grad=x.requires_grad), torch.device(
+            "cpu" if x.is_meta else x.device))
+
+
+class _Copy(TorchFunctionMode):
+    """Fake tensors where deepcopy copies tensors."""
+
+    def __init__(self, fake: fake_tensor.FakeTensorMode) -> None:
+        super().__init__()
+        self.fake = fake
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _PLAIN:
+            return _bare(args[0], self.fake)
+        return func(*args, **(kwargs or {}))
+
+
+def _inner(tree: Any) -> list[Tensor]:
+    """Tensors and module parameters in it, each once."""
+    return list({id(t): t for x in rules.leaves(tree) for t in (
+        x.parameters() if isinstance(x, Module) else [x])
+        if isinstance(t, Tensor)}.values())
+
+
+def _run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
+         fake: fake_tensor.FakeTensorMode, *modes: Any) -> int | None:
+    """Run fn on fake copies under modes; its number of parameters."""
+    with contextlib.ExitStack() as stack:
+        if wrt is not None:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+        memo = {id(x): _bare(x, fake) for x in _inner((fn, args, kwargs))
+                if type(x) is Parameter}
+        for x in memo.values():  # deepcopy can do this too, ten times slower
+            x._is_param = True
+        with _Copy(fake):
+            call, args, kwargs = copy.deepcopy(
+                (getattr(fn, "_orig_mod", fn), args, kwargs), memo)
+            for module in closed(fn, set()):  # its copy's for the time
+                stack.callback(vars(module).update, dict(vars(module)))
+                copied = copy.deepcopy(module, memo)
+                stack.callback(vars(module).clear)
+                vars(module).update(vars(copied))
+        params = [x for x in memo.values() if isinstance(x, Parameter)]
+        everything = _inner((params, args, kwargs))
+        chosen = {None: (), "params": params or args[:1], "all": everything}
+        chosen = chosen[wrt] if wrt in chosen else [args[i] for i in wrt]
+        wanted = [x for x in _inner(chosen)
+                  if (x.is_floating_point() or x.is_complex())
+                  and (x.requires_grad or not isinstance(x, Parameter))]
+        rules.check_selected(wrt, wanted, True)
+        chosen = {id(x) for x in wanted}
+        for x in everything if wrt is not None else ():
+            x.requires_grad_(id(x) in chosen)
+        for mode in (fake, torch.compiler.set_stance("force_eager"), *modes):
+            stack.enter_context(mode)
+        out = call(*args, **kwargs)
+        if wrt is not None:
+            for x in wanted:
+                x.grad = None
+            out = [y for y in _inner(out) if y.requires_grad]
+            # Not autograd.grad: FlopCounterMode's hooks do not allow it.
+            torch.autograd.backward(
+                out, [torch.ones_like(y) for y in out], inputs=wanted)
+        rules.check_selected(
+            wrt, wanted, any(x.grad is not None for x in wanted))
+    params = params or (wanted if wrt == "params" else [])
+    return sum(p.numel() for p in params) if params else None
+
+
+# --- counting ----------------------------------------------------------------
+class _Products(TorchFunctionMode):
+    """Attention and bilinear forms as the products they are made of."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is functional.scaled_dot_product_attention:
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **(kwargs or {}))
+        if func is not functional.bilinear:
+            return func(*args, **(kwargs or {}))
+        x, y, weight, bias = (*args, None)[:4]
+        half = torch.einsum("...i,oij->...oj", x, weight)
+        z = torch.einsum("...oj,...j->...o", half, y)
+        return z if bias is None else z + bias
+
+
+def _line() -> str:
+    """Of the user's frames between an op and ``_run``, the innermost."""
+    frame = sys._getframe(2)
+    while frame and frame.f_code is not _run.__code__:
+        if name := rules.shown(frame.f_code.co_filename):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in rules.leaves(tree) if isinstance(x, Tensor)]
+
+
+def _plain(x: Any) -> bool:
+    """Whether a fake tensor is all that its shape and device say."""
+    return (isinstance(x, Fake) and x.constant is None
+            and x.layout is _STRIDED and not (
+                x.is_conj() or x.is_neg() or x._is_zerotensor()))
+
+
+@dataclass
+class _Seen:
+    """What is known of an op of these shapes and parameters.
+
+    ``results``, None if it has to run each time, tell of each tensor that it
+    returns which input it is, or the shape, strides and so on of a new one.
+    """
+
+    ops: list[rules.Op]
+    unknown: str
+    results: list | None
+    alone: bool = False  # one tensor, not a list of one
+    placed: dict = field(default_factory=dict)  # ops by path and line
+
+    def at(self, *place: str) -> list[rules.Op]:
+        if place not in self.placed:
+            path, line = place
+            self.placed[place] = [
+                replace(op, path=path, line=line) for op in self.ops]
+        return self.placed[place]
+
+
+class _Count(TorchDispatchMode):
+    """Gathers ``ops`` and ``unknown``."""
+
+    supports_higher_order_operators = True
+    _should_skip_dynamo = classmethod(lambda cls: False)  # a slow wrapper
+
+    def __init__(self, fake: fake_tensor.FakeTensorMode) -> None:
+        super().__init__()
+        self.fake, self.ops, self.unknown, self.seen = fake, [], [], {}
+        self.names, self.running = {}, [""]  # paths of modules
+
+    def enter(self, module: Module, args: Any) -> None:
+        if module not in self.names:
+            self.names |= {part: f"{type(module).__name__}.{name}".strip(".")
+                           for name, part in module.named_modules()}
+        self.running.append(self.names[module])
+
+    def leave(self, *_: Any) -> None:
+        self.running.pop()
+
+    def cond(self, pred: Any, true_fn: Callable, false_fn: Callable,
+             operands: Any = ()) -> Any:
+        """torch.cond: runs both ways, goes on with the dearer."""
+        parts, out = rules.dearest([
+            self.parts(way, operands, {}) for way in (true_fn, false_fn)])
+        self.ops += parts
+        return out
+
+    def parts(self, call: Callable, args: Any, kwargs: dict) -> tuple:
+        """The ops a call is made of, taken out again, and its result."""
+        start, out = len(self.ops), call(*args, **kwargs)
+        parts, self.ops[start:] = self.ops[start:], []
+        return parts, out
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is _DEVICE and isinstance(args[0], Fake):
+            return args[0].fake_device  # asked most of all, so briefly
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            self.unknown.append(str(func))  # an operator on functions
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            ins: list[Tensor] = []
+            key = func, self.key(args, ins), self.key(kwargs.items(), ins)
+            if len(set(ids := [*map(id, ins)])) < len(ids):
+                key += tuple(map(ids.index, ids))  # x * x reads x once
+            real = [x for x in ins if not isinstance(x, Fake)]
+            if real and (any(isinstance(x, Parameter) for x in real) or (
+                    real[0] is ins[0] and func._schema.is_mutable)):
+                raise ValueError("fn reaches a module, or writes to a tensor, "
+                                 "that is no argument: pass it as an argument")
+            seen = self.seen.get(key)
+            if seen is None:
+                self.seen[key], out = self.learn(func, args, kwargs, ins)
+                seen = self.seen[key]
+            elif seen.results is None:
+                out = self.run(func, args, kwargs)
+            else:
+                out = self.again(seen, func, args, kwargs, ins)
+            if seen.unknown:
+                self.unknown.append(seen.unknown)
+            if seen.ops:
+                self.ops += seen.at("backward", "") if (
+                    torch._C._current_autograd_node()) else seen.at(
+                        self.running[-1], _line())
+            return out
+
+    def key(self, tree: Any, ins: list[Tensor]) -> tuple:
+        """All that an op's count depends on; ``ins`` gathers its tensors."""
+        found = []
+        for x in tree:
+            if isinstance(x, Tensor):
+                ins.append(x)
+                fake = isinstance(x, Fake)
+                found.append((
+                    x.shape, x.dtype, x.layout is _STRIDED and x.stride(),
+                    fake and x.fake_device, fake and id(x.constant)))
+            elif isinstance(x, list | tuple):
+                found.append(self.key(x, ins))
+            else:  # 1, 1.0 and True are equal
+                found.append((type(x), x))
+        return tuple(found)
+
+    def run(self, func: Any, args: Any, kwargs: dict) -> Any:
+        """What func returns; of ones, where its shape hangs on values."""
+        try:
+            return func(*args, **kwargs)
+        except fake_tensor.DynamicOutputShapeException:
+            with torch._C._DisableTorchDispatch():
+                ones = tree_map_only(Tensor, lambda x: torch.ones(
+                    x.shape, dtype=x.dtype), (args, kwargs))
+                out = func(*ones[0], **ones[1])
+            return tree_map_only(Tensor, self.fake.from_tensor, out)
+
+    def learn(self, func: Any, args: Any, kwargs: dict,
+              ins: list[Tensor]) -> tuple[_Seen, Any]:
+        """An op that comes for the first time, and what it returns."""
+        out, schema = self.run(func, args, kwargs), func._schema
+        outs, ops, unknown = _tensors(out), [], ""
+        space, name = schema.name.split("::")
+        name = name.rstrip("_")  # add_ is add in place
+        rule = self.rule(func, space, name, args, kwargs, out) if (
+            outs or schema.is_mutable) else rules.view
+        if rule is None:
+            unknown = f"{space}.{name}"
+        else:
+            named = (a.name for a in schema.arguments)
+            ops = rules.ops_of(
+                name, [*map(rules.array, ins)], [*map(rules.array, outs)],
+                [*map(id, ins)], rule,
+                dict(zip(named, args, strict=False)) | kwargs)
+        flat = out if isinstance(out, list | tuple) else [out]
+        if torch.Tag.inplace_view in func.tags or not all(
+                map(_plain, (*ins, *flat))):
+            return _Seen(ops, unknown, None), out
+        ids = [*map(id, ins)]
+        return _Seen(ops, unknown, [ids.index(id(y)) if id(y) in ids else (
+            y.shape, y.stride(), y.dtype, y.fake_device, dict(vars(y)))
+            for y in flat], flat is not out), out
+
+    def again(self, seen: _Seen, func: Any, args: Any, kwargs: dict,
+              ins: list[Tensor]) -> Any:
+        """What the op returned when it came before, made anew."""
+        made, views = [], None
+        with torch._C._DisableTorchDispatch():
+            if func.is_view:
+                views = func(*args, **kwargs)
+                views = [views] if seen.alone else views
+            for i, how in enumerate(seen.results):
+                if isinstance(how, int):
+                    made.append(ins[how])
+                    continue
+                shape, strides, dtype, device, attributes = how
+                y = Tensor._make_subclass(
+                    Fake, views[i] if views else torch.empty_strided(
+                        shape, strides, dtype=dtype, device="meta"),
+                    dispatch_device=True, device_for_backend_keys=device)
+                vars(y).update(attributes)
+                made.append(y)
+        return made[0] if seen.alone else made
+
+    def rule(self, func: Any, space: str, name: str, args: Any, kwargs: dict,
+             out: Any) -> Callable | None:
+        if func.is_view or torch.Tag.inplace_view in func.tags:
+            return rules.view
+        if any(x.layout is not _STRIDED
+               for x in _tensors((args, kwargs, out))):
+            return None
+        if space in ("aten", "prims") and name in rules.TORCH:
+            return rules.TORCH[name]
+        parts = decomposition_table.get(func) or (
+            func._can_decompose() and func.decompose)
+        formula = _flop_counter().flop_registry.get(func._overloadpacket)
+        if parts:
+            with self:
+                made = self.parts(parts, args, kwargs)[0]
+            work = Counter({kind: sum(getattr(op, kind) for op in made)
+                            for kind in rules.KINDS})
+        elif formula and space != "aten":
+            work = Counter(matmul=formula(*args, **kwargs, out_val=out))
+        else:
+            return None
+        return lambda ins, outs, p: work
