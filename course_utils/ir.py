@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import functools
 import inspect
+import linecache
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ from course_utils.compilers.rung import (
     Kernel,
     Pass,
     Rung,
-    absent,
+    file_of,
+    source,
 )
 from course_utils.host import Missing
 
@@ -41,7 +43,17 @@ _BACKENDS = {"JAX": ("cpu", "h100", "tpu-v5e"),
 _ELSEWHERE = {("JAX", "mi300x"): "needs XLA's ROCm build",
               ("torch", "mi300x"): "needs torch's ROCm build",
               ("Triton", "cpu"): "runs there in the interpreter only"}
-_WORKS = {"JAX": xla.works, "torch": torch.works, "Triton": triton.works}
+_WORKS = {"JAX": xla.lacking, "torch": torch.works, "Triton": triton.works}
+_HINTS = (  # to what JAX says first
+    ("abstract array|Shapes must be|static arg", " Give it arrays, and bind "
+     "anything else (a size, a name) with functools.partial."),
+    ("for the specified backend", " What calls back into Python, as a debug "
+     "print does, compiles for the cpu only."),
+    ("TracerArrayConversion", " NumPy computes with values, which tracing "
+     "does not know: use jax.numpy."),
+    (r"^\w*(Tracer|Concretization)", " Its Python control flow depends on an "
+     "array's value, which tracing does not know: use jax.lax.cond or "
+     "jnp.where, or bind a plain number with functools.partial."))
 _MACHINE_CODE = ("assembly", "sass", "amdgcn", "bundles")
 _ENDINGS = {"python": "py", "mlir": "mlir", "hlo": "hlo", "llvm": "ll",
             "asm": "s", "ptx": "ptx", "sass": "sass", "cpp": "cpp"}
@@ -56,6 +68,7 @@ class Ladder:
     "output", "alias" and "temp" to bytes, and ``buffers`` says what lives
     where and when, where the compiler tells (XLA does). ``recorded`` says
     where a recording comes from, and is "" for what this machine compiled.
+    ``file`` is the one the function is written in.
     """
 
     function: str
@@ -66,6 +79,7 @@ class Ladder:
     memory: dict[str, int] = field(default_factory=dict)
     buffers: tuple[Buffer, ...] = field(default=(), repr=False)
     recorded: str = ""
+    file: str = field(default="", repr=False)
 
     def __iter__(self) -> Iterator[Rung]:
         return iter(self.rungs)
@@ -98,6 +112,31 @@ class Ladder:
                          for name in (a, b))
         lines = difflib.unified_diff(before, after, a, b, lineterm="", n=1)
         return Rung(f"{a} -> {b}", "\n".join(lines), "diff", "difflib", 0.0)
+
+    def origin(self, name: str, wanted: str = "") -> pd.DataFrame:
+        """Lines of the rung ``name``, and the Python line that caused each.
+
+        Those that match the regular expression ``wanted``, by their number in
+        the rung's text. What a library's helper did counts for the line that
+        called it. ``python`` is 0 where the compiler does not say; XLA's code
+        says only where a kernel begins, by the operation the kernel is known
+        by. Raises ValueError for a rung that keeps no such links.
+        """
+        pd = host.need("pandas", "the links come as its table")
+        rung = self[name]
+        if not any(rung.origins):
+            linked = [r.name for r in self if any(r.origins)]
+            raise ValueError(
+                f"the compiler keeps no Python lines in the rung {name!r}; "
+                f"it does in {', '.join(linked) or 'none of this ladder'}.")
+        lines = _text.follow(rung.raw, rung.origins, rung.text)
+        return pd.DataFrame(
+            [(at, row.strip(), line,
+              linecache.getline(self.file, line).strip())
+             for at, (row, line) in enumerate(zip(
+                 rung.text.splitlines(), lines, strict=True), 1)
+             if re.search(wanted, row)],
+            columns=["line", "text", "python", "code"]).set_index("line")
 
     def save(self, folder: str | Path) -> Path:
         """Write every rung's ``raw`` text into ``folder``, and return it."""
@@ -144,9 +183,10 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
     torch function or module (real or meta tensors), or a Triton kernel
     (``meta`` holds its constexprs, ``num_warps`` and ``num_stages``). ``wrt``
     takes the gradient along: "all" or argument numbers, in JAX with a
-    cotangent of ones; in torch also "params", and the ladder ends at
-    AOTAutograd's forward and backward graphs, with the bytes kept between
-    them in ``memory`` ("saved", "saved inputs"). ``donate`` (JAX) numbers
+    cotangent of ones; in torch also "params", and AOTAutograd's forward and
+    backward graphs are compiled each: "forward/" or "backward/" begins the
+    names of their kernels, and ``memory`` has the bytes kept between them
+    ("saved", "saved inputs"). ``donate`` (JAX) numbers
     arguments whose buffers the result may take over. ``fresh`` compiles again
     what the cache has.
 
@@ -163,12 +203,10 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
     if donate and front != "JAX" or wrt is not None and front == "Triton":
         raise ValueError(f"wrt and donate do not fit a {front} function: "
                          "donate is for JAX, wrt for JAX and torch.")
-    if wrt is not None and front == "torch" and target != "cpu":
-        raise ValueError("with wrt the ladder of a torch function ends at "
-                         "graphs that no target changes: leave target out.")
     made, whence = _compiled(front, fn, args, target, fresh, wrt, donate, meta)
     return Ladder(_name(fn), front, target, made.rungs, made.kernels,
-                  made.memory, made.buffers, whence)
+                  made.memory, made.buffers, whence,
+                  file_of(getattr(fn, "fn", fn)))
 
 
 def passes(fn: Callable, *args: Any, target: str = "cpu",
@@ -261,7 +299,7 @@ def targets() -> pd.DataFrame:
 def _state(front: str, target: str) -> str:
     if target not in _TARGETS[front]:
         return _ELSEWHERE.get((front, target), "no compiler for it")
-    why = _WORKS[front](target)
+    why = str(_WORKS[front](target) or "")
     if why and target in recorded.targets():
         return f"recorded examples; {why}"
     return why or "works"
@@ -271,9 +309,10 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, fresh: bool,
               wrt: Any, donate: tuple[int, ...], meta: dict[str, Any],
               ) -> tuple[Compiled, str]:
     """What the front end's compiler makes, or what was recorded of it."""
-    source = "".join(rung.raw for rung in xla.source(getattr(fn, "fn", fn)))
-    name = recorded.key(source, target, [_describe(a) for a in args], wrt,
-                        donate, sorted(meta.items())) if source else ""
+    python = next(iter(source(getattr(fn, "fn", fn))), None)
+    name = python and recorded.key(
+        python.raw, target, [_describe(a) for a in args], wrt, donate,
+        sorted(meta.items()))
     if wrt not in (None, "all", "params" if front == "torch" else "all"):
         wrt = _numbered(args, wrt)
     try:
@@ -285,18 +324,10 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, fresh: bool,
             elif front == "Triton":
                 rungs, kernel = triton.ladder(fn, args, target, meta, fresh)
                 made = Compiled(rungs, kernels=(kernel,))
-            elif wrt is not None:
-                rungs, saved = torch.gradients(fn, args, wrt, fresh)
-                made = Compiled(rungs, memory=saved)
             else:
-                rungs, kernels = torch.rungs(fn, args, target, fresh)
-                code = "assembly" if target == "cpu" else "sass"
-                missing = torch.lacking(target)
-                if missing and code not in [rung.name for rung in rungs]:
-                    rungs += (absent(code, missing),)
-                made = Compiled(rungs, kernels=kernels)
+                made = torch.compile(fn, args, target, wrt, fresh)
     except Missing:
-        if found := recorded.find(name):
+        if name and (found := recorded.find(name, python.origins[0])):
             return found
         raise
     if name:
@@ -346,13 +377,10 @@ def _explain(fn: Callable, args: tuple, error: Exception) -> str:
     except (TypeError, ValueError):
         pass
     first = next(iter(str(error).strip().splitlines()), "").rstrip(".: ")
-    hint = ""
-    if "Tracer" in type(error).__name__ or "Concretization" in first:
-        hint = (" Its Python control flow depends on an array's value, which "
-                "tracing does not know: use jax.lax.cond or jnp.where, or "
-                "bind a plain number with functools.partial.")
+    what = ": ".join(filter(None, (type(error).__name__, first)))
+    hint = next((h for told, h in _HINTS if re.search(told, what)), "")
     return (f"{_name(fn)}({', '.join(given)}) does not compile: "
-            f"{type(error).__name__}: {first}.{hint}")
+            f"{_text.steady(what)}.{hint}")
 
 
 def _name(fn: Any) -> str:
@@ -389,7 +417,8 @@ def _front_end(fn: Callable, args: tuple, otherwise: str = "JAX") -> str:
     if not callable(fn):
         raise TypeError(f"fn is a {type(fn).__name__}, not a function: pass "
                         "the function itself, not its result.")
-    kinds = roots(fn) | within(args)
+    bound = isinstance(fn, functools.partial)
+    kinds = within(((fn.func, fn.args, fn.keywords) if bound else fn, args))
     if "torch" in kinds and kinds & {"jax", "jaxlib"}:
         raise TypeError("args mix torch tensors and JAX arrays: give all of "
                         "one kind.")

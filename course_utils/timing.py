@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import math
+import os
+import platform
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+from course_utils import host
 from course_utils._whole import whole
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def best(fn: Callable, *args: Any, repeats: int = 3) -> float:
@@ -18,7 +30,7 @@ def best(fn: Callable, *args: Any, repeats: int = 3) -> float:
     call ends when its result is there: JAX and CUDA return before that. The
     fastest is the one that the rest of the machine disturbed least.
     """
-    return min(seen.ready for seen in _calls(fn, args, repeats))
+    return min(seen.ready for seen in _watched(fn, args, repeats))
 
 
 @dataclass(frozen=True)
@@ -48,10 +60,10 @@ def watch(fn: Callable, *args: Any, repeats: int = 3) -> Watch:
     One call before them warms up. Of ``repeats`` calls, the one that returned
     soonest: the rest of the machine disturbed it least.
     """
-    return min(_calls(fn, args, repeats), key=lambda w: w.returned)
+    return min(_watched(fn, args, repeats), key=lambda w: w.returned)
 
 
-def _calls(fn: Callable, args: tuple, repeats: int) -> list[Watch]:
+def _watched(fn: Callable, args: tuple, repeats: int) -> list[Watch]:
     seen, repeats = [], whole("repeats", repeats)
     _finish(fn(*args))
     for _ in range(repeats):
@@ -70,3 +82,135 @@ def _finish(result: Any) -> None:
     torch = sys.modules.get("torch")
     if torch and torch.accelerator.is_available():
         torch.accelerator.synchronize()
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What compiling ``function`` costs and what it brings, in seconds.
+
+    ``capture`` is the way from Python to a graph alone, ``first`` a whole
+    first call, ``again`` the same call later, ``others`` the first calls with
+    other arguments, in order, and ``plain`` a call without the compiler.
+    """
+
+    function: str
+    compiler: str  # "jax.jit" or "torch.compile", with its back end if not
+    capture: float  # its default
+    first: float
+    again: float
+    others: tuple[float, ...]
+    plain: float
+
+    @property
+    def pays_after(self) -> float:
+        """Calls of one shape until compiling has saved time; inf if never."""
+        gain = self.plain - self.again
+        return math.ceil((self.first - self.again) / gain) if (
+            gain > 0) else math.inf
+
+    def __str__(self) -> str:
+        return (f"{self.function}, {self.compiler}: first call "
+                f"{_short(self.first)}, then {_short(self.again)}; without "
+                f"compiler {_short(self.plain)}")
+
+    __repr__ = __str__
+
+
+def compilation(fn: Callable, args: tuple, *others: tuple) -> Compilation:
+    """Compile ``fn`` and time each step of it.
+
+    Torch tensors anywhere in ``args`` choose torch.compile, anything else
+    jax.jit. Each of ``others`` is a tuple like ``args``, say of another shape.
+    Both compilers forget what they made before in this process, and nothing
+    on disk helps: Inductor gets an empty cache folder, in which the first
+    call of a process makes C++ headers ready for all. On x86 it uses vectors
+    of 256 bits, as XLA does unless told otherwise. Where no C++ compiler is
+    found, "aot_eager" takes its place: graphs, run op by op. Torch is held to
+    one thread: two that wait for each other measure how busy the machine is.
+    """
+    torch = sys.modules.get("torch")
+    if torch and any(isinstance(a, torch.Tensor) for a in _leaves(args)):
+        found = _with_torch(torch, fn, args, others)
+    else:
+        found = _with_jax(fn, args, others)
+    return Compilation(getattr(fn, "__name__", type(fn).__name__), *found)
+
+
+def table(seen: Iterable[Compilation]) -> pd.DataFrame:
+    """Rows of function and compiler; milliseconds, ``pays after`` in calls.
+
+    ``other 1``, ``other 2`` and so on are the first calls with others.
+    """
+    pd = host.need("pandas", "it is a table")
+    return pd.DataFrame(
+        {(c.function, c.compiler): {
+            "capture": 1e3 * c.capture, "first": 1e3 * c.first,
+            "again": 1e3 * c.again,
+            **{f"other {n}": 1e3 * s for n, s in enumerate(c.others, 1)},
+            "plain": 1e3 * c.plain, "pays after": c.pays_after}
+         for c in seen}).T.rename_axis(["function", "compiler"])
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _with_jax(fn: Callable, args: tuple, others: tuple) -> tuple:
+    jax = host.need("jax", "jax.jit is its part")
+    jax.clear_caches()
+    capture = _once(jax.jit(fn).trace, args)
+    jax.clear_caches()
+    return "jax.jit", capture, *_calls(fn, jax.jit(fn), args, others)
+
+
+def _with_torch(torch: Any, fn: Callable, args: tuple, others: tuple,
+                ) -> tuple:
+    name, how = "torch.compile", {"options": {"fx_graph_cache": False}}
+    if not host.compiler():
+        name, how = "torch.compile, aot_eager", {"backend": "aot_eager"}
+    elif platform.machine() in ("x86_64", "AMD64"):  # no search for AVX-512
+        how["options"] |= {"cpp.vec_isa_ok": True, "cpp.simdlen": 256}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.compiler.reset()
+        capture = _once(torch.compile(fn, backend="eager"), args)
+        torch.compiler.reset()
+        with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=_empty()):
+            return name, capture, *_calls(
+                fn, torch.compile(fn, **how), args, others)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _calls(fn: Callable, fast: Callable, args: tuple, others: tuple) -> tuple:
+    """Seconds: first call, a later one, the first of each other, plain."""
+    return (_once(fast, args), _steady(fast, args),
+            tuple(_once(fast, other) for other in others), _steady(fn, args))
+
+
+def _steady(fn: Callable, args: tuple) -> float:
+    """Seconds of the best call among as many as fit into 0.4 s."""
+    return best(fn, *args, repeats=max(3, min(
+        200, int(0.4 / _once(fn, args)))))
+
+
+def _once(fn: Callable, args: tuple) -> float:
+    start = time.perf_counter()
+    _finish(fn(*args))
+    return time.perf_counter() - start
+
+
+def _leaves(tree: Any) -> Iterable[Any]:
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    return sum((tuple(_leaves(part)) for part in tree), ()) if isinstance(
+        tree, list | tuple) else (tree,)
+
+
+@functools.cache
+def _empty() -> str:
+    """A folder of this process, gone when it ends."""
+    folder = tempfile.mkdtemp(prefix="course-inductor-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

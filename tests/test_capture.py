@@ -5,6 +5,7 @@ import functools
 import io
 import logging
 import math
+import platform
 import re
 
 import pytest
@@ -15,11 +16,19 @@ jax = pytest.importorskip("jax")
 from torch.nn import functional  # noqa: E402
 
 from course_utils import ir  # noqa: E402
+from course_utils.host import Missing  # noqa: E402
 
 M, K, N = 6, 5, 4
 
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
+
+
+@pytest.fixture
+def graphs_only(monkeypatch):
+    """As where no objdump is: all but the machine code, at once."""
+    monkeypatch.setattr(ir.torch, "lacking", lambda target: Missing(
+        "objdump", "it disassembles", "apt install binutils"))
 
 
 def example(x, w, b):
@@ -100,6 +109,13 @@ def learned(fn=example, wrt="all"):
     return ir.ladder(fn, *arguments(), wrt=wrt, fresh=True)
 
 
+@functools.cache
+def trained(target):
+    """A training step in float32, compiled for ``target``."""
+    return ir.ladder(example, *arguments(torch.float32), wrt="all",
+                     target=target, fresh=True)
+
+
 def graph(ladder, name):
     """The printed graph, as a function."""
     names = {"torch": torch, "device": torch.device}
@@ -110,11 +126,99 @@ def graph(ladder, name):
 
 
 def test_the_rungs_of_a_training_step():
-    assert learned().names == ("python", "bytecode", "fx", "guards", "joint",
-                               "forward", "backward")
+    graphs = ("python", "bytecode", "fx", "guards", "joint", "forward",
+              "backward", "inductor-forward", "inductor-backward")
+    assert trained("cpu").names == (*graphs, "assembly")
+    assert trained("h100").names == (*graphs, "ptx", "sass")
 
 
-def test_the_bytecode_is_pythons():
+@pytest.mark.parametrize("target, blas", [("cpu", "ATen"),
+                                          ("h100", "cuBLAS")])
+def test_kernels_of_a_training_step(target, blas):
+    made = trained(target)
+    products = [k for k in made.kernels if "mm" in k.name]
+    assert {k.who for k in products} == {blas}
+    # y = x w, then dw = x' dy and dx = dy w'; on a CPU b is added at once.
+    x, w, y = 4 * M * K, 4 * K * N, 4 * M * N
+    first, *rest = products
+    assert first.name.startswith("forward/")
+    assert first.bytes_read == x + w + 4 * N * (target == "cpu")
+    assert {k.name for k in rest} == {"backward/mm"}
+    assert sorted((k.bytes_read, k.bytes_written) for k in rest) == sorted(
+        [(x + y, w), (y + w, x)])
+    ours = [k for k in made.kernels if k.author == "compiler"]
+    assert [k.name.partition("/")[0] for k in made.kernels] == sorted(
+        [k.name.partition("/")[0] for k in made.kernels], reverse=True)
+    assert "relu" in ours[0].ops and ours[0].bytes_written >= M * N
+    for kernel in ours:
+        name = kernel.name.replace("/", "_" if target == "cpu" else "/")
+        assert name.partition("/")[2] or name in made["assembly"].text
+        if target == "h100":
+            assert 0 < kernel.registers <= 255 and kernel.spills == 0
+            assert name.partition("/")[2] in made["sass"].text
+
+
+def product(x, y):
+    return torch.relu(x * y)
+
+
+def test_the_compiled_training_step_computes_values_and_gradients(
+        monkeypatch, graphs_only):
+    """Inductor's code, run as shown, agrees with autograd."""
+    from torch._inductor import config, cpu_vec_isa, utils
+
+    torch.manual_seed(0)
+    x, y, slope = torch.randn(3, 100)
+    made = ir.ladder(product, x, y, wrt="all")
+    if platform.machine() in ("x86_64", "AMD64"):  # as it was made
+        monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list",
+                            lambda: [cpu_vec_isa.VecAVX2()])
+    as_made = {"cpp.vec_isa_ok": True, "cpp_cache_precompile_headers": False}
+
+    def call(name, *args):
+        names = {"__name__": name}
+        with utils.fresh_inductor_cache(), config.patch(as_made):
+            exec(made[name].raw, names)
+        return names["call"](list(args))
+
+    out, *saved = call("inductor-forward", x, y)
+    want = product(x.requires_grad_(), y.requires_grad_())
+    torch.testing.assert_close(out, want.detach())
+    torch.testing.assert_close(call("inductor-backward", *saved, slope),
+                               torch.autograd.grad(want, (x, y), slope))
+
+
+def origin_lines(x):
+    y = torch.sin(x)
+    y = functional.silu(y) * 3
+    return torch.nn.Softplus()(y)
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_lines_lead_back_to_python(target, graphs_only):
+    made = ir.ladder(origin_lines, torch.ones(8), wrt=0, target=target)
+    start = origin_lines.__code__.co_firstlineno
+    for rung in made:
+        assert len(rung.origins) in (0, len(rung.raw.splitlines()))
+    for name, words in (
+            ("fx", {r"\.sin": 1, r"\.silu": 2, r"\.softplus": 3}),
+            ("joint", {"sin.default": 1, "cos.default": 1, "neg": 2,
+                       "log1p": 3}),
+            ("forward", {"sin.default": 1, "log1p": 3}),
+            ("backward", {"cos.default": 1}),
+            ("inductor-forward", {r"fused_\w*softplus\w*(\(|.run)": 3}),
+            ("inductor-backward", {r"fused_\w*sin_backward|fused_\w*cos": 1})):
+        rows = list(zip(made[name].raw.splitlines(), made[name].origins,
+                        strict=True))
+        for word, line in words.items():
+            found = {at for row, at in rows if re.search(word, row)
+                     and not row.startswith("#")}
+            assert found == {start + line}, (name, word)
+    aten = ir.ladder(origin_lines, torch.ones(8), target="h100")["aten"]
+    assert set(aten.origins) == {0, start + 1, start + 2, start + 3}
+
+
+def test_the_bytecode_is_pythons(graphs_only):
     made = io.StringIO()
     dis.dis(example, file=made)
     assert learned()["bytecode"].raw == made.getvalue()
@@ -129,7 +233,7 @@ def test_the_bytecode_is_pythons():
 @pytest.mark.parametrize("fn", [
     example, lambda x, w, b: torch.nn.functional.layer_norm(
         x @ w, (N,), b) * torch.tanh(b)], ids=["relu", "layer norm"])
-def test_the_printed_graphs_compute_values_and_gradients(fn):
+def test_the_printed_graphs_compute_values_and_gradients(fn, graphs_only):
     """Executed as printed, they agree with autograd, in float64."""
     made = learned(fn)
     torch.manual_seed(0)
@@ -144,7 +248,7 @@ def test_the_printed_graphs_compute_values_and_gradients(fn):
         torch.autograd.grad(want, args, slope))
 
 
-def test_what_is_saved():
+def test_what_is_saved(graphs_only):
     for dtype in (torch.float64, torch.bfloat16):
         memory = ir.ladder(example, *arguments(dtype), wrt="all").memory
         inputs = (M * K + K * N) * dtype.itemsize  # for the two products
@@ -154,7 +258,7 @@ def test_what_is_saved():
     assert only == {"saved": M * N, "saved inputs": 0}  # no product's slope
 
 
-def test_parameters_of_a_module():
+def test_parameters_of_a_module(graphs_only):
     made = ir.ladder(torch.nn.Linear(3, 2), torch.ones(7, 3), wrt="params")
     shapes = re.findall(r"(\w+): \"f32(\[.*?\])\[", made["backward"].text)
     returned = made["backward"].text.rsplit("return ", 1)[1].strip(" ()\n")
@@ -164,7 +268,7 @@ def test_parameters_of_a_module():
     assert made.memory == {"saved": 7 * 3 * 4, "saved inputs": 7 * 3 * 4}
 
 
-def test_guards_hold_the_shapes_and_nothing_of_this_run():
+def test_guards_hold_the_shapes_and_nothing_of_this_run(graphs_only):
     text = learned()["guards"].text
     for name, size, stride in (("x", [M, K], [K, 1]), ("w", [K, N], [N, 1]),
                                ("b", [N], [1])):
@@ -269,8 +373,6 @@ def names_functional(n):
 
 @pytest.mark.parametrize("call, words", [
     (lambda: ir.ladder(example, *arguments(), wrt=3), "from 0 to 2"),
-    (lambda: ir.ladder(example, *arguments(), wrt=0, target="h100"),
-     "leave target out"),
     (lambda: ir.ladder(example, *arguments(), donate=(0,)), "is for JAX"),
     (lambda: ir.ladder(lambda x: x + 1, torch.ones(2, dtype=torch.int32),
                        wrt=0), "floating point"),
@@ -284,7 +386,7 @@ def names_functional(n):
     (lambda: ir.breaks(names_jax), "JAX function"),
     (lambda: ir.ladder(names_functional, 3, target="tpu-v5e"),
      "not one that a torch function compiles for"),
-], ids=["argument", "target", "donate", "integer", "constant", "itself",
+], ids=["argument", "donate", "integer", "constant", "itself",
         "view", "views", "no tensor", "JAX", "names JAX",
         "names a part of torch"])
 def test_what_does_not_fit_is_one_sentence(call, words):

@@ -2,14 +2,16 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from course_utils.compilers import cache, hlo, text, worker
+from course_utils.compilers import cache, hlo, origins, text, worker
 from course_utils.compilers.rung import Rung
 
 MODULE = """\
@@ -67,6 +69,58 @@ def test_excerpt_marks_gaps_and_cuts():
     assert max(map(len, rows)) == 40
 
 
+def test_numbers_of_lines_follow_what_is_kept():
+    numbers = range(1, len(MODULE.splitlines()) + 1)
+    kept = text.canonical(MODULE)
+    followed = text.follow(MODULE, numbers, kept)
+    raw = MODULE.splitlines()
+    for line, number in zip(kept.splitlines(), followed, strict=True):
+        assert raw[number - 1].startswith(line.partition("{")[0].strip("\n"))
+    assert followed[-2] == len(raw) - 1  # metadata was dropped from it
+    assert text.follow("a\nb at 0x12\n", (7, 8), "b at 0x...\n") == (8,)
+
+
+FRAMES = """\
+HloModule jit_f
+
+FileNames
+1 "/lib/helper.py"
+2 "/home/f.py"
+
+FileLocations
+1 {file_name_id=2 function_name_id=1 line=5 end_line=5 column=1}
+2 {file_name_id=1 function_name_id=2 line=99 end_line=99 column=1}
+
+StackFrames
+1 {file_location_id=1%s}
+2 {file_location_id=2 parent_frame_id=%d}
+
+inner {
+  p = f32[2] parameter(0)
+  ROOT m = f32[2] maximum(p, p)
+}
+
+ENTRY main {
+  a = f32[2] parameter(0), metadata={op_name="a"}
+  c = f32[2] sine(a), metadata={stack_frame_id=2}
+  ROOT r = f32[2] call(c), to_apply=inner, \
+metadata={source_file="/home/f.py" source_line=7}
+}
+"""
+
+
+@pytest.mark.parametrize("root, parent", [("", 1), (" parent_frame_id=1", 2)])
+def test_frames_of_hlo_lead_to_the_readers_file(root, parent):
+    """jaxlib counts parents from 0 or from 1; older ones name the line."""
+    module = FRAMES % (root, parent)
+    numbers = origins.hlo(module, "/home/f.py")
+    told = dict(zip((row.strip().split(" ")[0] for row in module.splitlines()),
+                    numbers, strict=True))
+    assert told["c"] == 5 and told["ROOT"] == 7 and told["a"] == 0
+    assert told["p"] == 7  # inside what is called once
+    assert {*origins.hlo(module, "/other.py")} == {0}
+
+
 def test_html_escapes_every_name():
     rung = Rung("<img onerror=1>", "<script>alert(1)</script>", "hlo",
                 "<b>", 0.0)
@@ -111,6 +165,41 @@ def test_worker_that_dies_is_an_error_and_is_replaced():
     assert worker.call("xla", "os:getpid") != first
 
 
+def test_what_a_dead_worker_said_last_is_in_the_error():
+    worker.call("xla", "warnings:warn", "these were its words")
+    with pytest.raises(worker.CompilerError, match="these were its words"):
+        worker.call("xla", "os:abort")
+
+
+def gone(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_stopped_cell_leaves_nothing_behind():
+    child = worker.call("xla", "os:getpid")
+    scratch = worker.call("xla", "os:getenv", "COURSE_SCRATCH")
+    threading.Timer(0.5, lambda: signal.pthread_kill(
+        threading.main_thread().ident, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        worker.call("xla", "time:sleep", 60)
+    assert gone(child) and not os.path.exists(scratch)
+    assert worker.call("xla", "os:getpid") != child
+
+
+def test_what_the_reader_set_for_a_compiler_stays_outside(monkeypatch):
+    theirs = ("XLA_FLAGS", "JAX_ENABLE_X64", "LIBTPU_INIT_ARGS",
+              "TRITON_INTERPRET", "MLIR_ENABLE_DUMP", "TORCH_LOGS")
+    for name in (*theirs, "OF_THE_READER"):
+        monkeypatch.setenv(name, "1")
+    seen = {name: worker.call("xla", "os:getenv", name, environment={
+        "NEW": "2"}) for name in (*theirs, "OF_THE_READER", "NEW")}
+    assert seen == {**dict.fromkeys(theirs), "OF_THE_READER": "1", "NEW": "2"}
+
+
 def test_worker_has_a_time_out():
     start = time.monotonic()
     with pytest.raises(worker.CompilerError, match="longer than 1 s"):
@@ -131,13 +220,9 @@ def test_worker_ends_with_its_parent():
                          text=True, cwd=os.getcwd())
     child = int(out.stdout)
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return
+    while not gone(child):
+        assert time.monotonic() < deadline, "the worker outlived its parent"
         time.sleep(0.1)
-    pytest.fail("the worker outlived the process that started it")
 
 
 def test_cache_returns_remakes_and_survives_damage(tmp_path, monkeypatch):
@@ -185,3 +270,18 @@ def test_no_rung_of_a_triton_kernel_holds_the_folder_it_lies_in():
         assert folder not in held + rung.text.encode(), rung.name
     assert folder in bytes(int(byte) for byte in re.findall(
         r"\.b8 (\d+)", made["ptx"].raw))
+
+
+def test_no_cache_of_tritons_hides_what_it_does(tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    from course_utils import kernels
+
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    x = torch.empty(2048, device="meta")
+    one, two = (kernels.build(kernels.vector_add, x, x, x, 2048, target="a100",
+                              fresh=True) for _ in range(2))
+    assert [r.text for r in one.rungs.values()] == [
+        r.text for r in two.rungs.values()]
+    assert {"ttir", "ttgir", "llvm-ir", "ptx", "sass"} <= {*two.rungs}
+    assert not [*tmp_path.iterdir()]

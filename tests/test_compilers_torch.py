@@ -46,14 +46,14 @@ def arguments(n=N):
 def made(fn, target, n=N):
     """Rung texts by name, and kernels, compiled in this very run."""
     args = arguments(n) if fn is example else (spec(64, n), spec(n))
-    rungs, kernels = compilers.rungs(fn, args, target, fresh=True)
-    return {r.name: r.text for r in rungs}, kernels
+    made = compilers.compile(fn, args, target, fresh=True)
+    return {r.name: r.text for r in made.rungs}, made.kernels
 
 
 def compiled(fn, *args):
     """Kernels and fx text for an H100, which needs no C++ compiler."""
-    rungs, kernels = compilers.rungs(fn, args, "h100", fresh=True)
-    return kernels, next(r.text for r in rungs if r.name == "fx")
+    made = compilers.compile(fn, args, "h100", fresh=True)
+    return made.kernels, next(r.text for r in made.rungs if r.name == "fx")
 
 
 def typed(source, file="<typed>", **names):
@@ -144,7 +144,7 @@ def test_a_slice_and_a_factory_on_a_chip_that_is_absent():
     def fn(x):
         return x.T.reshape(-1)[:4] + torch.arange(4, device=x.device)
 
-    _, kernels = compilers.rungs(fn, (spec(4, 4),), "h100", fresh=True)
+    kernels, _ = compiled(fn, spec(4, 4))
     assert kernels and all(k.author == "compiler" for k in kernels)
 
 
@@ -202,7 +202,7 @@ class Net(torch.nn.Module):
 
 def test_the_same_script_elsewhere_is_found_and_no_other(monkeypatch):
     def kernels(source, file, x):
-        return compilers.rungs(typed(source, file)(), (x,), "h100")[1]
+        return compilers.compile(typed(source, file)(), (x,), "h100").kernels
 
     first = kernels(NET, "/a/net.py", spec(8, 8))
     monkeypatch.setattr(worker, "call", None)
@@ -243,16 +243,19 @@ def test_what_torch_compile_wrapped_is_unwrapped():
 
 
 def test_a_tensor_that_is_not_dense_is_refused():
-    for run in (compilers.eager, lambda *a: compilers.rungs(*a, "cpu")):
+    whole = torch.quantize_per_tensor(torch.ones(4), 1.0, 0, torch.qint8)
+    for run in (compilers.eager, lambda *a: compilers.compile(*a, "cpu")):
         with pytest.raises(ValueError, match=r"layout .*\.to_dense\(\)"):
             run(lambda x: x * 2, (torch.eye(4).to_sparse(),))
+        with pytest.raises(ValueError, match=r"quantized.*\.int_repr\(\)"):
+            run(lambda x: x * 2, (whole,))
 
 
 def test_each_gpu_is_itself_and_the_t4_has_no_bf16():
     for target, number in (("h100", 90), ("t4", 75)):
         assert f"cc={number}" in made(chain, target, 32)[0]["inductor"]
     with pytest.raises(ValueError, match="BF16"):
-        compilers.rungs(example, arguments(), "t4", fresh=True)
+        compilers.compile(example, arguments(), "t4", fresh=True)
 
 
 def test_weights_do_not_travel():
@@ -271,14 +274,14 @@ def test_weights_do_not_travel():
 ], ids=["shapes", "branch", "item", "break", "empty", "missing"])
 def test_what_cannot_compile_is_one_sentence(fn, args, words):
     with pytest.raises(ValueError) as caught:
-        compilers.rungs(fn, args, "cpu", fresh=True)
+        compilers.compile(fn, args, "cpu", fresh=True)
     assert all(word in str(caught.value) for word in words)
     assert "\n" not in str(caught.value)
 
 
 def test_unknown_target():
     with pytest.raises(ValueError, match="target='tpu'.*h100"):
-        compilers.rungs(example, arguments(), "tpu")
+        compilers.compile(example, arguments(), "tpu")
 
 
 class Deadly:
@@ -288,7 +291,7 @@ class Deadly:
 
 def test_a_worker_that_dies_is_an_error():
     with pytest.raises(worker.CompilerError, match="exit code 3"):
-        compilers.rungs(lambda x, _: x + 1, (spec(4), Deadly()), "cpu",
+        compilers.compile(lambda x, _: x + 1, (spec(4), Deadly()), "cpu",
                         fresh=True)
 
 
@@ -301,7 +304,7 @@ def test_nothing_changes_in_this_process():
                 torch.cuda.get_device_properties)
 
     before = state()
-    compilers.rungs(chain, (spec(4, 4), spec(4)), "h100", fresh=True)
+    compilers.compile(chain, (spec(4, 4), spec(4)), "h100", fresh=True)
     compilers.eager(chain, (spec(4, 4), spec(4)))
     assert state() == before
 
@@ -324,20 +327,244 @@ def test_what_is_lacking_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [Refuses(), *sys.meta_path])
     monkeypatch.delitem(sys.modules, "triton", raising=False)
     with pytest.raises(Missing, match="pip install triton"):
-        compilers.rungs(chain, (spec(4), spec(4)), "h100")
+        compilers.compile(chain, (spec(4), spec(4)), "h100")
 
 
 def test_without_a_compiler_the_graphs_still_come(tmp_path):
     code = """
 import torch
 from course_utils.compilers import torch as compilers
-rungs, kernels = compilers.rungs(
+made = compilers.compile(
     torch.relu, (torch.empty(64, device="meta"),), "cpu")
-print(*[r.name for r in rungs], *[k.author for k in kernels])
+print(*[r.name for r in made.rungs], *[k.author for k in made.kernels])
+print(made.rungs[-1])
 """
     environment = {k: v for k, v in os.environ.items() if k != "CXX"}
     done = subprocess.run(
         [sys.executable, "-c", code], text=True, capture_output=True,
         env={**environment, "PATH": str(tmp_path),
              "COURSE_CACHE": str(tmp_path)})
-    assert done.stdout == "fx guards aten inductor compiler\n", done.stderr
+    names, why, *_ = done.stdout.splitlines()
+    assert names == "fx guards aten inductor assembly compiler", done.stderr
+    assert why.startswith("A C++ compiler is missing: it turns")
+
+
+@pytest.fixture
+def graphs_only(monkeypatch):
+    """As where no C++ compiler is: all but the machine code, in a second."""
+    monkeypatch.setattr(compilers, "lacking", lambda target: Missing(
+        "objdump", "it disassembles", "apt install binutils"))
+
+
+def attend(q, k, v, mask=None, **options):
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, mask, **options)
+
+
+def by_hand(q, k, v):
+    return torch.softmax(q @ k.transpose(-2, -1) / 8, -1) @ v
+
+
+def heads(size=64, dtype=torch.bfloat16, kv=4):
+    return tuple(spec(2, n, 128, size, dtype=dtype) for n in (4, kv, kv))
+
+
+grouped = functools.partial(attend, enable_gqa=True)
+causal = functools.partial(attend, is_causal=True, dropout_p=0.3)
+newest = torch.__version__ >= "2.13"
+
+
+@pytest.mark.parametrize("target, fn, args, want", [
+    ("h100", attend, heads(), "cudnn" if newest else "flash"),
+    ("h100", by_hand, heads(), "cudnn" if newest else "flash"),
+    ("h100", grouped, heads(kv=2), "cudnn" if newest else "flash"),
+    ("h100", causal, heads(), "flash"),  # cuDNN drops multiples of 1/16
+    ("h100", attend, heads(192), "flash"),
+    ("h100", attend, heads(20), "flash"),  # padded to 24
+    ("h100", attend, (*heads(192), spec(128, 128, dtype=torch.bool)),
+     "efficient"),
+    ("h100", attend, heads(dtype=torch.float32), "efficient"),
+    ("h100", attend, heads(dtype=torch.float64), "math"),
+    ("h100", grouped, heads(dtype=torch.float32, kv=2), "math"),
+    ("t4", attend, heads(dtype=torch.float16), "efficient"),
+    ("cpu", attend, heads(), "flash_attention_for_cpu"),
+    ("cpu", grouped, heads(kv=2), "flash_attention_for_cpu")])
+def test_attention_is_what_the_chip_would_run(
+        target, fn, args, want, graphs_only):
+    """By the order and the conditions of torch's sdp_utils.cpp."""
+    names = [k.name for k in compilers.compile(fn, args, target).kernels]
+    fused = [n for n in names if n.startswith("_scaled_dot_product")]
+    if want == "math":
+        assert not fused and names.count("bmm") == 2
+    else:
+        assert len(fused) == 1 and want in fused[0] and "bmm" not in names
+
+
+def test_attention_learns_with_the_same_kernel(graphs_only):
+    made = compilers.compile(attend, heads(192), "h100", "all")
+    names = [k.name for k in made.kernels]
+    assert names == ["forward/_scaled_dot_product_flash_attention",
+                     "backward/_scaled_dot_product_flash_attention_backward"]
+    assert made.memory["saved inputs"] == 3 * 2 * 2 * 4 * 128 * 192
+
+
+class Block(torch.nn.Module):
+    """A decoder layer with grouped heads, a buffer and a gate."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(32)
+        self.q, self.o = (torch.nn.Linear(32, 32) for _ in range(2))
+        self.k, self.v = (torch.nn.Linear(32, 16) for _ in range(2))
+        self.register_buffer("turn", torch.ones(8, 8))
+
+    def forward(self, x):
+        y = self.norm(x)
+        q, k, v = (part(y).view(2, 8, -1, 8).transpose(1, 2)
+                   for part in (self.q, self.k, self.v))
+        y = attend(q * self.turn, k, v, is_causal=True, enable_gqa=True)
+        return x + self.o(y.transpose(1, 2).reshape(2, 8, 32))
+
+
+class Vision(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cut = torch.nn.Conv2d(3, 32, 4, 4)
+        self.norm = torch.nn.BatchNorm2d(32)
+        self.layer = torch.nn.TransformerEncoderLayer(
+            32, 4, 64, batch_first=True)
+
+    def forward(self, image):
+        return self.layer(self.norm(self.cut(image)).flatten(2).mT)
+
+
+class Named(torch.nn.Module):
+    def forward(self, *, x):
+        return x * 2
+
+
+def choose(x):
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+def lower(x, w):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x @ w
+
+
+def weights_of_int8(x, w, scale):
+    return x @ (w.to(x.dtype) * scale)
+
+
+def dynamic_int8(x, w):
+    scale = x.abs().amax() / 127
+    return torch._int_mm((x / scale).round().to(torch.int8), w) * scale
+
+
+def step(w, x):
+    return w - 0.1 * torch.func.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+
+def again(x, w):
+    return torch.utils.checkpoint.checkpoint(
+        lambda x: torch.sin(x @ w), x, use_reentrant=False)
+
+
+ONES = torch.ones(8)
+
+
+def plus(x, b=ONES):
+    return x + b
+
+
+class Adds:
+    def method(self, x):
+        return x + 1
+
+
+def strange(x):
+    return x + 1
+
+
+strange.__name__ = "<img onerror=1>"
+X = spec(8, 8)
+STRANGERS = {
+    "decoder": (Block().bfloat16(), spec(2, 8, 32, dtype=torch.bfloat16)),
+    "vision": (Vision(), spec(2, 3, 16, 16)),
+    "int8 weights": (weights_of_int8, X, spec(8, 4, dtype=torch.int8),
+                     spec(4)),
+    "int8": (dynamic_int8, spec(32, 32), spec(32, 32, dtype=torch.int8)),
+    "step": (step, X, X), "cond": (choose, X), "autocast": (lower, X, X),
+    "checkpoint": (again, X, X), "default": (plus, X),
+    "dropout": (torch.nn.Dropout(0.5), X),
+    "embedding": (torch.nn.Embedding(9, 4), spec(3, dtype=torch.int64)),
+    "complex": (lambda x: torch.fft.fft(x).abs(), X),
+    "keywords": (functools.partial(Named(), x=X),),
+    "method": (Adds().method, X), "name": (strange, X),
+    "no source": (typed(NET, "<net>")(), X)}
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+@pytest.mark.parametrize("name", STRANGERS)
+def test_strangers_climb(name, target, graphs_only):
+    fn, *args = STRANGERS[name]
+    made = compilers.compile(fn, tuple(args), target)
+    assert [r.name for r in made.rungs if r.tool][-2:] == ["aten", "inductor"]
+    assert made.kernels
+
+
+@pytest.mark.parametrize("name", ["decoder", "vision", "step", "cond",
+                                  "checkpoint", "autocast"])
+def test_strangers_learn(name, graphs_only):
+    fn, *args = STRANGERS[name]
+    made = compilers.compile(fn, tuple(args), "h100", "all")
+    assert [r.name for r in made.rungs if r.tool][-2:] == [
+        "inductor-forward", "inductor-backward"]
+    halves = [k.name.partition("/")[0] for k in made.kernels]
+    assert set(halves) == {"forward", "backward"}
+    assert halves == sorted(halves, reverse=True)
+
+
+def own_step(w, x):
+    loss = (x @ w).sum()
+    return w - torch.autograd.grad(loss, w)[0]
+
+
+@pytest.mark.parametrize("fn, args, words", [
+    (lambda x: x[x > 0], (X,), "torch.where"),
+    (own_step, (X, X), "give wrt=, or use torch.func.grad"),
+    (lambda x: x.cuda() * 2, (X,), "leave that to target="),
+    (torch.nn.LSTM(8, 4), (X,), "LSTM"),
+    (Named(), (X,), "takes 1 positional argument"),
+], ids=["boolean", "autograd", "cuda", "lstm", "keywords"])
+def test_strangers_that_do_not_are_told_in_one_sentence(fn, args, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        compilers.compile(fn, args, "h100")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_failed_trace_left_harms_no_other(graphs_only):
+    def fails(x):
+        return torch.func.grad(lambda x: (x * x.sum().item()).sum())(x)
+
+    with pytest.raises(ValueError, match="values of a tensor"):
+        compilers.compile(fails, (X,), "h100")
+    assert compilers.compile(strange, (X,), "h100").kernels
+
+
+def test_a_warm_cache_hides_nothing(tmp_path, monkeypatch, graphs_only):
+    """Neither ours nor, in the worker that has made it before, torch's."""
+    def made():
+        found = compilers.compile(chain, (spec(8, 8), spec(8)), "cpu", "all")
+        return [(r.name, r.text) for r in found.rungs]
+
+    cold = made()
+    assert made() == cold
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "another"))
+    assert made() == cold and len(cold) > 7
+
+
+def test_more_shapes_than_dynamo_recompiles(graphs_only):
+    for n in range(2, 2 + 2 * torch._dynamo.config.recompile_limit):
+        made = compilers.compile(strange, (spec(n),), "h100")
+        assert [r.name for r in made.rungs].count("inductor") == 1

@@ -3,8 +3,10 @@
 import contextlib
 import copy
 import functools
+import gc
 import math
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -456,6 +458,21 @@ def test_counting_draws_no_random_numbers():
     assert torch.equal(torch.rand(3), first)
 
 
+def test_counting_leaves_python_and_torch_as_they_were():
+    cond, eager = torch.cond, torch.backends.mkldnn.enabled
+    for fn in torch.relu, lambda x: x @ x.nothing:
+        with contextlib.suppress(ValueError):
+            flops.count(fn, meta(4, 8))
+        assert gc.isenabled() and torch.cond is cond
+        assert torch.backends.mkldnn.enabled == eager
+    gc.disable()
+    try:
+        flops.count(torch.relu, meta(4, 8))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def test_modules_that_hold_computed_tensors():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch prefers its newer form
@@ -486,6 +503,9 @@ WRITES = {  # fn, arguments after x[1000,64], rows, adds
         (i,), y.expand(100, 64), accumulate=True), ["i", "y"], 100, 1),
     "torch scatter": (lambda x, i: x.scatter_(
         0, i[:, None].expand(100, 64), 0.), ["i"], 100, 0),
+    "torch scatter maxima": (lambda x, i, y: x.scatter_reduce(
+        0, i[:, None].expand(100, 64), y.expand(100, 64), "amax"),
+        ["i", "y"], 100, 1),
     "torch fill": (lambda x: x[:5].zero_(), [], 5, 0),
     "torch copy": (lambda x, y: x[:5].copy_(y), ["y"], 5, 0),
 }
@@ -628,6 +648,20 @@ def test_table_and_text():
     assert [line.startswith("test_flops.py:") for line in table["line"]] == [
         True] * 3 and table["line"].nunique() == 1
     assert "2,147,483,648" in str(cost) and str(cost) in cost._repr_html_()
+
+
+def test_whose_file_it_is():
+    from course_utils.flops import _rules
+    python, mine = Path(contextlib.__file__).parent, Path(__file__)
+    for file, name in {
+            mine: mine.name, "/srv/jax/torch/model.py": "model.py",
+            "C:\\Temp\\ipykernel_7\\89.py": "<cell>",
+            "/tmp/ipykernel_7/89.py": "<cell>", contextlib.__file__: "",
+            torch.nn.functional.__file__: "", jax.nn.__file__: "",
+            _rules.__file__: "", "<frozen importlib._bootstrap>": "",
+            "<eval_with_key>.3": "", "<string>": "",
+            python / "site-packages" / "einops" / "ops.py": "ops.py"}.items():
+        assert _rules.shown(str(file)) == name, file
 
 
 def test_torch_casts_are_silent():

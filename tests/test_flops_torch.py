@@ -415,9 +415,14 @@ def test_distances_and_forward_mode_as_torch_runs_them():
 
 def test_cond_is_its_dearest_branch():
     cond = torch.cond
-    cost = flops.count(either, torch.tensor(True), torch.randn(8, 8))
-    assert cost.matmul == 2 * 1024 and not cost.unknown
-    assert [op.path for op in cost.ops] == ["[the dearest branch]"] * 2
+
+    def other(p, x):  # by a name that it has from before
+        return cond(p, lambda x: x @ x, lambda x: x @ x @ x, (x,))
+
+    for fn in either, other:
+        cost = flops.count(fn, torch.tensor(True), torch.randn(8, 8))
+        assert cost.matmul == 2 * 1024 and not cost.unknown
+        assert [op.path for op in cost.ops] == ["[the dearest branch]"] * 2
     assert torch.cond is cond
 
 
@@ -425,6 +430,18 @@ def test_both_products_of_attention_are_there():
     h, t, dk, dv = 4, 64, 24, 16
     shapes = (1, h, t, dk), (1, h, t, dk), (1, h, t, dv)
     assert matmul(sdpa, *shapes, wrt="all") / t == 6 * h * (dk + dv) * t
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: x.to(torch.bfloat16) * 2, lambda x: x.T.reshape(-1) * 2,
+    lambda x: x.reshape(-1) * 2, lambda x: F.linear(x, x * 2).flatten(),
+    lambda x: x.contiguous() * 2, lambda x: x.T.contiguous() * 2])
+def test_inference_mode_costs_the_same(fn):
+    plain = flops.count(fn, meta(8, 8))
+    with torch.inference_mode():
+        cost = flops.count(fn, meta(8, 8))
+    assert (cost.bytes, cost.total) == (plain.bytes, plain.total)
+    assert not cost.unknown and plain.bytes
 
 
 def test_autocast_is_seen_for_what_it_does():

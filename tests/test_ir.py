@@ -1,14 +1,20 @@
 """The ladder: real rungs, real machine code, kernels, passes, bad input."""
 
+import functools
+import inspect
+import os
 import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import course_utils
 from course_utils import ir
+from course_utils.compilers import recorded, worker
 
 M, K, N = 512, 1024, 2048
 X_BYTES, W_BYTES, B_BYTES, Y_BYTES = M * K * 2, K * N * 2, N * 2, M * N * 2
@@ -26,6 +32,22 @@ def xwb(x, w, b):
 def specs(m=M, k=K, n=N, dtype=jnp.bfloat16):
     return tuple(jax.ShapeDtypeStruct(s, dtype)
                  for s in ((m, k), (k, n), (n,)))
+
+
+def spec(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+SQUARE = spec(64, 64)
+
+
+def refuses(x):
+    raise NotImplementedError
+
+
+def prints(x):
+    jax.debug.print("{}", x)
+    return x + 1
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +89,13 @@ def test_registers_come_from_ptxas(ladders):
     kernel, = ladders["h100"].kernels
     assert 16 <= kernel.registers <= 255 and kernel.spills == 0
     assert kernel.shared_bytes >= 0
+
+
+def test_a_local_stack_is_no_spill():
+    """ptxas reports both as local memory: the sine of large angles."""
+    ladder = ir.ladder(jnp.sin, spec(64, 64), target="h100")
+    assert "__local_depot" in ladder["ptx"].text
+    assert ladder.kernels[0].spills == 0 < ladder.kernels[0].registers
 
 
 CODE = {"cpu": "assembly", "h100": "sass", "tpu-v5e": "bundles"}
@@ -117,6 +146,15 @@ def test_passes_find_the_fusion():
         r"fusion\(.*kLoop", p.text))
     assert first.name == "fusion"
     assert len(ir.passes(relu_xwb, *specs(), changed=False)) > len(names)
+
+
+def test_passes_come_late_and_go_where_no_flag_says(tmp_path, monkeypatch):
+    """XLA_FLAGS would be too late by now, and would go on filling it."""
+    assert jax.jit(jnp.sin)(1.0) < 1  # the back end is in use
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path}")
+    for fresh in (True, False):  # no warm cache hides what there is
+        assert ir.passes(relu_xwb, *specs(32, 32, 32), fresh=fresh)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_donation_lets_the_result_take_over_a_buffer():
@@ -191,13 +229,17 @@ def test_diff_and_save(ladders, tmp_path):
     assert (tmp_path / files[-1]).read_text() == ladder["bundles"].raw
 
 
-def test_nothing_of_the_reader_changes(ladders):
-    import os
+@pytest.mark.parametrize("target", ["cpu", *ABSENT])
+def test_nothing_of_the_reader_changes(target, capfd):
     before = dict(os.environ)
     flags = jax.config.values.copy()
-    ir.ladder(relu_xwb, *specs(32, 32, 32), target="h100", fresh=True)
+    ir.ladder(relu_xwb, *specs(32, 32, 32), target=target, fresh=True)
     assert dict(os.environ) == before and jax.config.values == flags
     assert {d.platform for d in jax.devices()} == {"cpu"}
+    assert capfd.readouterr() == ("", "")  # plugins and libtpu would speak
+    left = [files for process in worker._workers.values()
+            if process.kind == "xla" for *_, files in os.walk(process.scratch)]
+    assert left and not any(left)  # of tens of MB
 
 
 @pytest.mark.parametrize("call, error, words", [
@@ -213,6 +255,18 @@ def test_nothing_of_the_reader_changes(ladders):
     (lambda: ir.ladder(relu_xwb, *specs(), wrt=7), ValueError, "^wrt=7"),
     (lambda: ir.ladder(relu_xwb, *specs(), BLOCK=8), TypeError, "BLOCK"),
     (lambda: ir.passes(relu_xwb, *specs(), target="v5"), ValueError, "v5"),
+    (lambda: ir.ladder(jnp.sin, SQUARE, target="gpu"), ValueError, "b200"),
+    (lambda: ir.ladder(lambda x, n: jnp.zeros(n), SQUARE, 3), ValueError,
+     r"n: 3\).*functools.partial"),
+    (lambda: ir.ladder(lambda x, mode: x, SQUARE, "up"), ValueError,
+     "at path mode.*functools.partial"),
+    (lambda: ir.ladder(lambda x: np.sin(x), SQUARE), ValueError, "jax.numpy"),
+    (lambda: ir.ladder(lambda x: x[0, 0].item(), SQUARE), ValueError,
+     "lax.cond"),
+    (lambda: ir.ladder(lambda x: "y", SQUARE), ValueError, "type <class 'str"),
+    (lambda: ir.ladder(refuses, SQUARE), ValueError, "NotImplementedError.$"),
+    (lambda: ir.ladder(prints, SQUARE, target="h100"), ValueError,
+     "the cpu only"),
 ])
 def test_bad_input_gets_one_sentence(call, error, words):
     with pytest.raises(error, match=words) as caught:
@@ -230,17 +284,11 @@ def test_public_name():
     assert course_utils.ir is ir
 
 
-SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-STACK = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32)
 
 
 def loop(x, w):
     return jax.lax.fori_loop(
         0, 64, lambda k, y: y + x[:, k, None] * w[k], jnp.zeros((64, 64)))
-
-
-def scan(x):
-    return jax.lax.scan(lambda c, t: (c @ t, c.sum()), x[0], x)
 
 
 def branch(x):
@@ -250,7 +298,7 @@ def branch(x):
 @pytest.mark.parametrize("target", ["cpu", "h100", "tpu-v5e"])
 @pytest.mark.parametrize("fn, args, ops", [
     (loop, (SQUARE, SQUARE), {"multiply", "compare"}),
-    (scan, (STACK,), {"compare"}), (branch, (SQUARE,), {"add"})])
+    (branch, (SQUARE,), {"add"})])
 def test_control_flow_climbs(fn, args, ops, target):
     ladder = ir.ladder(fn, *args, target=target)
     assert ladder.machine_code
@@ -277,3 +325,329 @@ def test_same_optimized_hlo_as_the_public_path(target):
                       hlo.partition("\n")[2])
 
     assert shape(text.canonical(public)) == shape(ours.text)
+
+
+# Strangers' functions: everything here climbs.
+
+def selective_scan(x, delta, a, b, c):
+    """Mamba's recurrence: x and delta (L, D), a (D, N), b and c (L, N)."""
+    def step(h, now):
+        x, delta, b, c = now
+        h = jnp.exp(delta[:, None] * a) * h + (delta * x)[:, None] * b
+        return h, h @ c
+
+    return lax.scan(step, jnp.zeros(a.shape), (x, delta, b, c))[1]
+
+
+def router(x, w, experts):
+    """The two best of the experts for each token."""
+    gates, chosen = lax.top_k(jax.nn.softmax(x @ w), 2)
+    made = jnp.einsum("td,edf->tef", x, experts)
+    picked = jnp.take_along_axis(made, chosen[..., None], 1)
+    return jnp.einsum("tk,tkf->tf", gates, picked)
+
+
+def rope(x):
+    n, d = x.shape
+    angle = jnp.arange(n)[:, None] / 10000 ** (jnp.arange(0, d, 2) / d)
+    a, b = x[:, ::2], x[:, 1::2]
+    return jnp.stack([a * jnp.cos(angle) - b * jnp.sin(angle),
+                      a * jnp.sin(angle) + b * jnp.cos(angle)], -1)
+
+
+def convolve(x, w):
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME")
+
+
+def cholesky(a):
+    return jnp.linalg.cholesky(a @ a.T + jnp.eye(8))
+
+
+def spectrum(x):
+    return jnp.abs(jnp.fft.fft(x))
+
+
+STRANGERS = [
+    (selective_scan, (spec(8, 16), spec(8, 16), spec(16, 4), spec(8, 4),
+                      spec(8, 4)), "exponential"),
+    (router, (spec(8, 16), spec(16, 4), spec(4, 16, 8)), "divide"),
+    (rope, (spec(8, 16),), "sine"),
+    (convolve, (spec(1, 4, 8, 8), spec(8, 4, 3, 3)),
+     "convolution|__cudnn|eigen_conv"),
+    (cholesky, (spec(8, 8),), "holesky|potrf"),
+    (spectrum, (spec(64),), "fft|sine"),  # on a TPU, a product with sines
+]
+
+
+@pytest.mark.parametrize("target", ["cpu", *ABSENT])
+@pytest.mark.parametrize("fn, args, op", STRANGERS, ids=lambda part: getattr(
+    part, "__name__", ""))
+def test_strangers_climb(fn, args, op, target):
+    ladder = ir.ladder(fn, *args, target=target)
+    assert ladder.machine_code
+    assert re.search(op, " ".join(o for k in ladder.kernels for o in k.ops))
+    lines, start = inspect.getsourcelines(fn)
+    for name in ("jaxpr", "stablehlo", "hlo", "hlo-optimized"):
+        rung = ladder[name]
+        assert len(rung.origins) == len(rung.raw.splitlines())
+        assert {0} < set(rung.origins) <= {
+            0, *range(start, start + len(lines))}
+
+
+class Layer:
+    def apply(self, x):
+        return jnp.tanh(x)
+
+    def __call__(self, x):
+        return jnp.cos(x)
+
+
+@jax.custom_vjp
+def doubling(x):
+    return jnp.sin(x)
+
+
+doubling.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * 1234,))
+
+
+def typed():
+    scope = {}
+    exec("import jax.numpy as jnp\ndef f(x):\n    return jnp.exp(x)", scope)
+    return scope["f"]
+
+
+def on_one_device(x):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
+    return jax.shard_map(lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=(
+        PartitionSpec("i"),), out_specs=PartitionSpec())(x)
+
+
+SMALL = spec(8, 8)
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize("fn, args, said", [
+    (typed(), (SMALL,), "exponential"),
+    (functools.partial(lambda n, x: x.reshape(n), 64), (SMALL,), "<64xf32>"),
+    (functools.partial(lambda x, *, n: x[:n], n=3), (SMALL,), "<3x8xf32>"),
+    (Layer().apply, (SMALL,), "tanh"), (Layer(), (SMALL,), "cosine"),
+    (lambda p, x: {"y": x @ p["w"] + p["b"], "none": None},
+     ({"w": SMALL, "b": spec(8)}, SMALL), "result\\['y'\\]"),
+    (lambda xs: sum(xs), ([SMALL, SMALL],), "%arg1: tensor<8x8xf32>"),
+    (lambda x, n: x * n, (SMALL, 3), "tensor<i32>"),
+    (jax.jit(lambda x, n: x.reshape(n), static_argnums=1), (SMALL, 64),
+     "<64xf32>"),
+    (lambda a, b: lax.dot(a, b, preferred_element_type=jnp.int32),
+     (spec(64, 64, dtype=jnp.int8),) * 2, "64xi8>.*64xi32>"),
+    (lambda a, b: lax.dot(a, b, preferred_element_type=jnp.float32),
+     (spec(64, 64, dtype=jnp.float8_e4m3fn),) * 2, "f8E4M3FN"),
+    (lambda x: x @ x.T, (spec(0, 8),), "<0x8xf32>"),
+    (lambda x: None, (SMALL,), "return$"),
+    (lambda x: x, (SMALL,), "return %arg0"), (lambda: 1.0, (), "1.0"),
+    (lambda x: lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2, x),
+     (SMALL,), "while"),
+    (jnp.sort, (SMALL,), "sort"), (lambda x: lax.top_k(x, 2), (SMALL,),
+                                   "top_k"),
+    (lambda k: jax.random.bits(k, (8,)), (KEY,), "shift_left|xor"),
+    (jax.grad(lambda x: doubling(x).sum()), (SMALL,), "1.234"),
+    (jax.vmap(jax.grad(lambda x: jnp.sin(x).sum())), (SMALL,), "cosine"),
+    (on_one_device, (SMALL,), "sdy|all_reduce"),
+    (prints, (SMALL,), "callback")])
+def test_odd_functions_climb(fn, args, said):
+    ladder = ir.ladder(fn, *args)
+    assert re.search(said, ladder["stablehlo"].text, re.M)
+    assert ladder["hlo-optimized"].tool
+    shown = "".join(ladder[name].text for name in ("stablehlo", "hlo"))
+    assert not re.search(r"\bloc\(|metadata=|StackFrames", shown)
+    assert str(ladder) and ladder._repr_html_()
+
+
+def test_wider_types_climb_where_the_reader_allows_them():
+    assert "f64" not in ir.ladder(jnp.sin, SMALL)["stablehlo"].text
+    with jax.enable_x64(True):
+        ladder = ir.ladder(lambda x: x + 1, spec(8, dtype=jnp.float64))
+    assert "f64" in ladder["stablehlo"].text and ladder.machine_code
+
+
+def test_a_name_is_escaped_wherever_it_shows():
+    def fn(x):
+        return x + 1
+
+    fn.__name__ = fn.__qualname__ = "<img onerror=1>"
+    ladder = ir.ladder(fn, SMALL)
+    assert "<img onerror" in str(ladder)
+    for page in (ladder._repr_html_(), ladder["jaxpr"]._repr_html_()):
+        assert "<img" not in page
+    with pytest.raises(ValueError, match="<img onerror=1>"):
+        ir.ladder(fn, SMALL, SMALL)
+
+
+def test_a_captured_array_does_not_flood_the_text():
+    values = np.random.default_rng(0).random((512, 512), "float32")
+    ladder = ir.ladder(lambda x: x @ values, spec(4, 512))
+    assert all(len(rung.text) < 2_000 for rung in ladder)
+    assert len(ladder["stablehlo"].raw) > 2 * values.nbytes
+    assert re.search(r"dot.*constant|constant\(\{\.\.\.\}\)",
+                     ladder["hlo"].text)
+    assert ladder.origin("hlo", r"\bdot\(").python.item() == at(
+        test_a_captured_array_does_not_flood_the_text, "lambda x")
+
+
+def test_captured_arrays_are_told_apart_by_the_cache(empty_cache):
+    texts = {ir.ladder(lambda x, v=v: x * np.array(v), spec(400))[
+        "llvm-ir"].text for v in ([2.0, 3.0] * 200, [*range(400)])}
+    assert len(texts) == 2
+
+
+def test_kernels_of_a_gpu_stand_in_the_order_of_the_schedule():
+    """XLA's threads finish in any order: it varied from run to run."""
+    ladder = ir.ladder(*STRANGERS[3][:1], *STRANGERS[3][1], target="h100",
+                       fresh=True)
+    names = [re.sub(r"[.-]", "_", k.name) for k in ladder.kernels]
+    found = re.findall(r"\.entry (\w+)", ladder["ptx"].text)
+    assert len(found) == 3
+    assert found == [name for name in names if name in found]
+
+
+def test_bundles_and_slots(ladders):
+    ladder = ladders["tpu-v5e"]
+    kernel, = ladder.kernels
+    program = ladder["bundles"].text.split("\n// ")[0]
+    bundles = re.findall(r"^ *(?:0x)?[0-9a-f]+ .*?: .*?\{(.*)", program, re.M)
+    assert kernel.bundles == len(bundles) > 1000
+    stores = sum(" vst " in bundle for bundle in bundles)
+    assert kernel.slots["VSTORE"] == pytest.approx(stores / len(bundles))
+    assert kernel.slots["MXU"] > 0.8 > kernel.slots["VALU"] > 0.3
+    without = ir.ladder(lambda x: x + 1, spec(512, 512), target="tpu-v5e")
+    assert without.kernels[0].slots["MXU"] == 0
+
+
+# From a line of a rung back to a line of this file.
+
+def layered(x, w, b):
+    product = x @ w
+    shifted = product + b
+    return jax.nn.relu(
+        shifted)
+
+
+def at(fn, words):
+    lines, start = inspect.getsourcelines(fn)
+    return start + next(n for n, line in enumerate(lines) if words in line)
+
+
+@pytest.mark.parametrize("target", ["cpu", *ABSENT])
+def test_every_rung_links_back_to_the_python(target):
+    ladder = ir.ladder(layered, *specs(), target=target)
+    for name in ladder.names[1:5]:
+        for wanted, words in ((r"[\s.](dot|convolution)(_general)?[\s(\[]",
+                               "x @ w"), (r"[\s.]max(imum)?[\s(]", "nn.relu")):
+            table = ladder.origin(name, wanted)
+            assert at(layered, words) in set(table.python), (name, words)
+            assert set(table.python) <= {0, at(layered, words)}
+            for row in table[table.python > 0].itertuples():
+                assert words in row.code
+                assert row.text == ladder[name].text.splitlines()[
+                    row.Index - 1].strip()
+    code = ladder.origin(ladder.names[5])  # where the kernel begins
+    kernel = ladder.kernels[-1].name.replace(".", "_")
+    assert all(kernel in text.replace(".", "_")
+               for text in code.text[code.python > 0])
+
+
+def test_a_helper_of_another_file_counts_where_it_is_called():
+    scope = {}
+    exec(compile("import jax.numpy as jnp\n\ndef double(x):\n"
+                 "    return jnp.sin(x) * 2\n", "/lib/helper.py", "exec"),
+         scope)
+
+    def fn(x):
+        y = x + 1
+        return scope["double"](y)
+
+    ladder = ir.ladder(fn, SMALL)
+    for name in ladder.names[1:5]:
+        table = ladder.origin(name, r"\bsine?[ (]")
+        assert at(fn, "double") in set(ladder.origin(name).python)
+        assert set(table.python) == {at(fn, "double")}, name
+
+
+def test_where_the_ladder_is_asked_for_caused_nothing():
+    def fn(x):
+        return jax.nn.softmax(x)
+
+    here = inspect.currentframe().f_lineno + 1
+    ladder = ir.ladder(fn, SMALL)
+    assert str(here) in ladder["hlo"].raw  # jax noted it
+    assert {n for rung in ladder for n in rung.origins} <= {
+        0, at(fn, "def"), at(fn, "softmax")}
+
+
+@pytest.mark.parametrize("target, code, wanted, words", [
+    ("h100", "ttir", "tt.dot", "tl.dot"),
+    ("h100", "ttgir", "warp_group_dot", "tl.dot"),
+    ("h100", "llvm-ir", "llvm.maxnum|llvm.maximum|fcmp", "tl.maximum"),
+    ("h100", "ptx", r"wgmma\.mma_async", "tl.dot"),
+    ("h100", "ptx", r"max\.f32", "tl.maximum"),
+    ("h100", "sass", "HGMMA", "tl.dot"),
+    ("h100", "sass", "FMNMX", "tl.maximum"),
+    ("mi300x", "amdgcn", "v_mfma", "tl.dot"),
+    ("mi300x", "ttir", "divsi %tiles_n", "tiles_n = tl.cdiv")])
+def test_triton_links_back_through_its_own_library(target, code, wanted,
+                                                   words):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from course_utils import kernels
+
+    tensors = [torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+               for shape in ((M, K), (K, N), (N,), (M, N))]
+    ladder = ir.ladder(kernels.matmul_bias_relu,
+                       *kernels.linear_args(*tensors), target=target)
+    rung = ladder[code]
+    assert len(rung.origins) == len(rung.raw.splitlines())
+    line = at(kernels.matmul_bias_relu.fn, words)
+    table = ladder.origin(code, wanted)
+    told = table[table.python > 0]  # ptxas moves a few to a neighbour's line
+    assert told.python.mode().item() == line
+    assert told.code[told.python == line].str.contains(words, regex=False
+                                                       ).all()
+
+
+def test_sass_links_back_past_labels_and_through_a_helper():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from course_utils import kernels
+
+    text = """import triton
+import triton.language as tl
+@triton.jit
+def double(x_ptr, y_ptr, n):
+    o = tl.program_id(0) * 128 + tl.arange(0, 128)
+    m = o < tl.cdiv(n, 2)
+    x = tl.load(x_ptr + o, mask=m)
+    tl.store(y_ptr + o, x + x, mask=m)
+"""
+    x = torch.empty(1000, device="meta")
+    ladder = ir.ladder(kernels.from_source(text), x, x, 1000, target="h100")
+    for name, wanted, line in (("sass", "FADD", 8), ("sass", "STG", 8),
+                               ("sass", "LDG", 7), ("sass", "LEA.HI", 6),
+                               ("ptx", "shr.s32", 6), ("ttir", "divsi", 6),
+                               ("llvm-ir", "sdiv", 6)):
+        table = ladder.origin(name, wanted)
+        assert set(table.python) == {line}, (name, wanted)
+        assert set(table.code) == {text.splitlines()[line - 1].strip()}
+    assert ".L_x_0:" in ladder["sass"].text.partition("FADD")[0]
+
+
+def test_a_recording_keeps_its_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path)
+    monkeypatch.setenv("COURSE_RECORD", "1")
+    ladder = ir.ladder(layered, *specs(64, 64, 64), target="h100", fresh=True)
+    name, = (p.name.partition(".")[0] for p in tmp_path.glob("*.json.gz"))
+    start = ladder["python"].origins[0]
+    found, whence = recorded.find(name, start + 100)
+    assert "make record" in whence
+    for then, now in zip(ladder, found.rungs, strict=True):
+        assert now.text == then.text
+        assert len(now.origins) in (0, len(now.raw.splitlines()))
+        assert set(now.origins) == {n and n + 100 for n in then.origins}

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 
 import pytest
 
@@ -145,3 +146,122 @@ def test_jax_on_a_cpu_returns_early_unless_told_not_to(switch, early):
         [sys.executable, "-c", ASYNC, switch], check=True, text=True,
         capture_output=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
     assert [float(n) < 0.5 for n in done.stdout.split()] == early
+
+
+class Clocked:
+    """A clock that only the calls below move, and no other code."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+
+    def takes(self, *seconds, result=None):
+        """A function whose calls take these seconds; the last one stays."""
+        left = list(seconds)
+
+        def call(*args):
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+            return result
+        return call
+
+
+def row(**changed):
+    return dataclasses.replace(timing.Compilation(
+        "f", "jax.jit", 0.5, 2.0, 0.25, (1.5, 1.75), 0.5), **changed)
+
+
+def test_compiling_pays_where_the_two_sums_cross():
+    seen = row()
+    compiled = [seen.first + n * seen.again for n in range(20)]
+    plain = [seen.plain * (n + 1) for n in range(20)]
+    first = next(n for n in range(20) if plain[n] >= compiled[n]) + 1
+    assert seen.pays_after == first == 7
+    assert row(again=0.5).pays_after == row(again=1).pays_after == math.inf
+
+
+def test_a_compilation_says_what_it_costs_and_brings():
+    assert str(row()) == (
+        "f, jax.jit: first call 2 s, then 250 ms; without compiler 500 ms")
+
+
+def test_the_table_is_in_milliseconds():
+    pd = pytest.importorskip("pandas")
+    shown = timing.table([row(), row(compiler="torch.compile", others=())])
+    assert shown.index.tolist() == [("f", "jax.jit"), ("f", "torch.compile")]
+    assert shown.loc["f", "jax.jit"].to_dict() == {
+        "capture": 500, "first": 2000, "again": 250, "other 1": 1500,
+        "other 2": 1750, "plain": 500, "pays after": 7}
+    assert pd.isna(shown.loc[("f", "torch.compile"), "other 1"])
+
+
+def test_each_step_has_its_own_time(monkeypatch):
+    """A compiler of known times stands in for jax.jit."""
+    clock, made = Clocked(monkeypatch), []
+
+    class Jitted:
+        def __init__(self, fn):
+            self.calls = clock.takes(7, 2, 1, 5, 4, 0.5)
+            made.append(fn)
+
+        def trace(self, *args):
+            clock.now += 3
+
+        def __call__(self, *args):
+            self.calls = (clock.takes(len(args[0])) if len(args[0]) > 1
+                          else self.calls)
+            return self.calls(*args)
+
+    monkeypatch.setattr(jax, "jit", Jitted)
+    plain = clock.takes(6, 1)
+    seen = timing.compilation(plain, ("a",), ("bb",), ("ccc",))
+    assert seen == timing.Compilation(
+        "call", "jax.jit", 3, 7, 0.5, (2, 3), 1)
+    assert made == [plain, plain]
+
+
+def counting(library):
+    """A function of an array, and the shapes with which Python ran it."""
+    ran = []
+
+    def f(x):
+        ran.append(tuple(x.shape))
+        return library.tanh(x) + 1
+    return f, ran
+
+
+def test_jax_traces_anew_for_the_graph_and_for_each_shape():
+    f, ran = counting(jax.numpy)
+    ones = [(jax.numpy.ones(n),) for n in (3, 4, 5)]
+    f(*ones[0])
+    seen = timing.compilation(f, *ones)
+    assert ran[1:5] == [(3,), (3,), (4,), (5,)]  # then runs without jit
+    assert seen.compiler == "jax.jit" and seen.function == "f"
+    assert len(seen.others) == 2 and seen.again < min(seen.others)
+
+
+@pytest.mark.parametrize("compiler, name", [
+    ("g++", "torch.compile"), (None, "torch.compile, aot_eager")])
+def test_torch_compiles_for_a_shape_then_for_all(monkeypatch, compiler, name):
+    torch = pytest.importorskip("torch")
+    if compiler and not timing.host.compiler():
+        pytest.skip("no C++ compiler here")
+    if not compiler:
+        monkeypatch.setattr(timing.host, "compiler", lambda: None)
+    threads = torch.get_num_threads()
+    seen = timing.compilation(
+        lambda x: torch.tanh(x) + 1, *((torch.ones(n),) for n in (3, 4, 5)))
+    assert (seen.function, seen.compiler) == ("<lambda>", name)
+    assert 0 < seen.capture and seen.again < seen.first
+    assert seen.others[1] < seen.others[0]  # the third finds a graph ready
+    assert timing._empty() not in timing.os.environ.values()
+    assert torch.get_num_threads() == threads
+
+
+def test_a_tensor_anywhere_in_the_arguments_chooses_torch(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(timing, "_with_torch", lambda *a: (
+        "torch", 1, 1, 1, (), 1))
+    for args in ((torch.ones(2),), ({"w": [torch.ones(2)]},), (1, (
+            torch.ones(2),))):
+        assert timing.compilation(lambda *a: 0, args).compiler == "torch"
+    assert timing.compilation(lambda x: x, (1.0,)).compiler == "jax.jit"

@@ -13,6 +13,7 @@ import ctypes
 import itertools
 import math
 import operator
+import os
 import platform
 import re
 import subprocess
@@ -29,81 +30,125 @@ import cloudpickle
 import torch
 from torch._dynamo import guards
 from torch._functorch import aot_autograd
+from torch._guards import detect_fake_mode
 from torch._inductor import compile_fx, config, cpp_builder, cpu_vec_isa
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.triton import TritonScheduling
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.scheduler import Scheduler
 from torch._inductor.utils import fresh_inductor_cache
+from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode, fake_tensor
+from torch.fx.experimental import proxy_tensor
+from torch.fx.traceback import preserve_node_meta
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from course_utils import chips, host
-from course_utils.compilers.rung import Kernel, Rung
+from course_utils.compilers import attention
+from course_utils.compilers import origins as links
+from course_utils.compilers.rung import Compiled, Kernel, Rung, file_of
 from course_utils.compilers.torch import told
 from course_utils.compilers.xla import sass
 
-Rungs = tuple[tuple[Rung, ...], tuple[Kernel, ...]]
-
 _X86 = platform.machine() in ("x86_64", "AMD64")
+# Each device decomposes these in its own way.
+_BY_DEVICE = ("mm", "addmm", "bmm", "convolution_backward")
+_CUDNN = "_scaled_dot_product_cudnn_attention"
+_WHO = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), "cuBLAS")
+_WHO |= dict.fromkeys(("convolution", "convolution_backward", _CUDNN,
+                       f"{_CUDNN}_backward"), "cuDNN")
 _FILLS = ("copy_", "fill_", "zero_")  # they write without reading
 _CPP = re.compile(r"(\w+) = async_compile\.cpp_pybinding\(\[.*?\], "
                   r"r'''(.*?)'''\)", re.S)
+_INCLUDE = re.compile(r"^\s*#include.*", re.M)
 _LINE = re.compile(r"\n *# (File:|No stacktrace) .*")  # cells have none here
 _TRITON = re.compile(r"async_compile\.triton\('(\w+)', ('''.*?''')", re.S)
 
 
-def climb(packed: bytes, target: str, machine: bool) -> Rungs:
-    """The rungs from fx down, to machine code if ``machine``; kernels."""
-    start, lower, used = time.perf_counter(), (), {}
+def climb(packed: bytes, target: str, machine: bool, wrt: Any) -> Compiled:
+    """The rungs from fx down, to machine code if ``machine``, and kernels.
+
+    With ``wrt`` those of a training step: AOTAutograd's joint graph, the two
+    halves it is cut into, and what Inductor makes of each; bytes saved.
+    """
+    start, saved, codes, kernels = time.perf_counter(), {}, {}, []
     with told():
-        with _arrived(packed) as (fn, args):
-            graph, inputs, *front = _captured(fn, args, start)
+        with (_arrived(packed) as (fn, args),
+              torch.set_grad_enabled(wrt is not None)):
+            file = file_of(fn)
+            if wrt is not None:
+                _ask_gradients(fn, args, wrt)
+            graph, inputs, *rungs = _captured(fn, args, file, start)
+            if wrt is None:
+                parts = {"": graph}
+            else:
+                parts, made, saved = _cut(graph, inputs, target, file, start)
+                rungs += made
+                if not parts:
+                    raise ValueError(_uncut(fn(*args)))
         with _pretending(target):
-            if target != "cpu":
-                inputs = _moved(graph, inputs)
-            upper, kernels = _generated(graph, inputs)
+            for half, part in parts.items():
+                part, inputs = _placed(half, part, inputs, target)
+                made, found = _generated(half, part, inputs, file)
+                rungs += made
+                prefix = f"{half}/" if half else ""
+                codes[prefix] = "".join(rung.raw for rung in made)
+                kernels += [replace(k, name=prefix + k.name) for k in found]
+            lower, used = [], {}
             if machine:
                 below = _assembly if target == "cpu" else _sass
-                lower, used = below(upper[-1].raw)
-    return (*front, *upper, *lower), tuple(
-        replace(k, **used.get(k.name, {})) for k in kernels)
+                lower, used = below(codes)
+    return Compiled((*rungs, *lower), kernels=tuple(
+        replace(k, **used.get(k.name, {})) for k in kernels), memory=saved)
 
 
-def differentiate(packed: bytes, wrt: Any, *unused: Any,
-                  ) -> tuple[tuple[Rung, ...], dict[str, int]]:
-    """AOTAutograd's joint, forward and backward graphs; bytes saved."""
-    start, made, saved = time.perf_counter(), [], {}
+def _cut(graph: Any, inputs: list[Any], target: str, file: str, start: float,
+         ) -> tuple[dict[str, Any], list[Rung], dict[str, int]]:
+    """The halves of the joint graph, the rungs of all three, bytes saved.
+
+    Nothing where there is no gradient. All is traced on the CPU, since
+    shapes-only CUDA tensors that need gradients would end the process.
+    """
+    parts, rungs, saved = {}, [], {}
 
     def cut(joint: Any, inputs: Any, *, num_fwd_outputs: int, **options: Any,
             ) -> Any:
         halves = partition(joint, inputs, num_fwd_outputs=num_fwd_outputs,
                            **options)
-        for name, graph in zip(("joint", "forward", "backward"),
-                               (joint, *halves), strict=True):
-            made.append(_rung(name, graph, "AOTAutograd", start))
+        parts.update(zip(("forward", "backward"), halves, strict=True))
+        rungs.extend(_graph(name, graph, "AOTAutograd", file, start)
+                     for name, graph in {"joint": joint, **parts}.items())
         saved.update(_saved(halves[0], num_fwd_outputs))
         raise _Done
 
+    def stop(*unused: Any, **options: Any) -> Any:
+        raise _Done
+
     partition = compile_fx.min_cut_rematerialization_partition
-    with (told(), _arrived(packed) as (fn, args), _pretending("cpu"),
-          torch.enable_grad(), contextlib.suppress(_Done), mock.patch.object(
+    table = select_decomp_table()
+    if target != "cpu":
+        table = {op: table[op] for op in table if _op(op) not in _BY_DEVICE}
+    with (_pretending(target), config.patch(joint_graph_constant_folding=True),
+          torch.enable_grad(), contextlib.suppress(_Done),
+          mock.patch.object(
               compile_fx, "min_cut_rematerialization_partition", cut)):
-        _ask_gradients(fn, args, wrt)
-        graph, inputs, *front = _captured(fn, args, start)
-        compile_fx.compile_fx(graph, inputs)  # to the end: no backward
-        depends = any(t.requires_grad for t in _tensors(fn(*args)))
-        raise ValueError(
-            "what depends on what wrt names is only views of arguments, and "
-            "AOTAutograd makes no graphs where nothing is computed" if depends
-            else "no result depends on what wrt names")
-    return (*front, *made), saved
+        compile_fx.compile_fx(graph, inputs, stop, decompositions=table)
+    return parts, rungs, saved
+
+
+def _uncut(results: Any) -> str:
+    """Why a function that returns ``results`` has no backward graph."""
+    if any(t.requires_grad for t in _tensors(results)):
+        return ("what depends on what wrt names is only views of arguments, "
+                "and AOTAutograd makes no graphs where nothing is computed")
+    return "no result depends on what wrt names"
 
 
 def _ask_gradients(fn: Any, args: tuple, wrt: Any) -> None:
@@ -148,6 +193,9 @@ def launches(packed: bytes, *unused: Any) -> tuple[Kernel, ...]:
 @contextlib.contextmanager
 def _arrived(packed: bytes) -> Iterator[Any]:
     """The function and its arguments, whose tensors have no data."""
+    layers = torch._C._functorch
+    while layers.peek_interpreter_stack():  # what a failed trace left
+        layers.pop_dynamic_layer_stack()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         yield cloudpickle.loads(packed)
 
@@ -156,23 +204,39 @@ class _Done(BaseException):
     """Leaves a compiler that has given what we came for."""
 
 
-def _rung(name: str, made: Any, tool: str, start: float) -> Rung:
-    """A rung of Python, from text or a graph, begun at ``start``."""
-    if not isinstance(made, str):
-        made = _LINE.sub("", made.print_readable(
-            print_output=False, include_stride=True, include_device=True))
+def _rung(name: str, made: str, tool: str, start: float,
+          origins: tuple[int, ...] = ()) -> Rung:
+    """A rung of Python, begun at ``start``."""
     release = torch.__version__.partition("+")[0]  # of any build
     return Rung(name, made, "python", f"{tool}, torch {release}",
-                time.perf_counter() - start)
+                time.perf_counter() - start, origins)
 
 
-def _captured(fn: Any, args: tuple, start: float) -> list[Any]:
+def _graph(name: str, graph: Any, tool: str, file: str, start: float) -> Rung:
+    """The rung of a graph."""
+    text = _LINE.sub("", graph.print_readable(
+        print_output=False, include_stride=True, include_device=True))
+    nodes = {node.name: _line(node, file) for node in graph.graph.nodes}
+    made = (re.match(r" *(\w*)(: \"| = )?", row) for row in text.splitlines())
+    return _rung(name, text, tool, start, tuple(
+        nodes.get(node[1], 0) if node[2] else 0 for node in made))
+
+
+def _line(node: Any, file: str) -> int:
+    """The line of ``file`` that caused a node of a graph, or 0."""
+    frames = re.findall(r'File "(.*?)", line (\d+)',
+                        node.meta.get("stack_trace") or "")
+    return max(0, links.first(reversed(frames), file))
+
+
+def _captured(fn: Any, args: tuple, file: str, start: float) -> list[Any]:
     """Dynamo's graph of ``fn``, whole or not at all, its inputs; rungs."""
     seen: list[Any] = []
     check = guards.CheckFunctionManager.__init__
 
     def backend(graph: Any, inputs: Any) -> Any:
-        seen.extend((graph, inputs, _rung("fx", graph, "Dynamo", start)))
+        seen.extend((graph, inputs,
+                     _graph("fx", graph, "Dynamo", file, start)))
         return stop
 
     def stop(*unused: Any) -> Any:
@@ -209,11 +273,15 @@ def _pretending(target: str) -> Iterator[None]:
     # A GPU's constants would be folded by computing them, on the chip.
     settings = {"cpp.threads": 1, "cpp.simdlen": 256 if _X86 else None,
                 "joint_graph_constant_folding": target == "cpu"}
-    with (fresh_inductor_cache(), torch.no_grad(), config.patch(settings),
+    with (fresh_inductor_cache(dir=os.environ.get("COURSE_SCRATCH")),
+          torch.no_grad(), config.patch(settings),
           mock.patch.object(aot_autograd, "AOT_COUNTER", itertools.count()),
           contextlib.ExitStack() as stack):
         for change in _pretence(target):
             stack.enter_context(mock.patch.object(*change, create=True))
+        if target != "cpu":
+            major = int(chips.get(target).cc.partition(".")[0])
+            stack.enter_context(attention.fused(major))
         yield
 
 
@@ -283,32 +351,78 @@ def _moved(graph: Any, inputs: list[Any]) -> list[Any]:
     gpu = torch.device("cuda", 0)
 
     def there(value: Any) -> Any:
-        return gpu if value in ("cpu", torch.device("cpu")) else value
+        return ("cuda" if value == "cpu" else
+                gpu if value == torch.device("cpu") else value)
 
     for node in graph.graph.nodes:
         node.args, node.kwargs = tree_map(there, (node.args, node.kwargs))
         if node.target in _device_constructors():
             node.kwargs = {**node.kwargs, "device": gpu}
     graph.recompile()
-    with FakeTensorMode():
-        return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype,
-                                    device=gpu) for x in inputs]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return tree_map_only(torch.Tensor, lambda x: torch.empty_strided(
+            x.shape, x.stride(), dtype=x.dtype, device=gpu), inputs)
 
 
-def _generated(graph: Any, inputs: list[Any]) -> Rungs:
-    """The aten and inductor rungs, and the kernels."""
-    made: list[Any] = []
-    seen: list[tuple[str, list[Any]]] = []  # kernel's name, what is in it
+def _placed(half: str, graph: Any, inputs: list[Any], target: str,
+            ) -> tuple[Any, list[Any]]:
+    """A graph traced on the CPU, and its inputs, as they are on ``target``."""
+    if half:
+        inputs = [n.meta["val"] for n in graph.graph.find_nodes(
+            op="placeholder")]
+    if target == "cpu":
+        return graph, inputs
+    if any("autograd_grad" in str(n.target) for n in graph.graph.nodes):
+        graph = _traced(graph, inputs, {})  # while it is on the CPU: see _cut
+    inputs = _moved(graph, inputs)
+    if half:  # nothing traces it again
+        graph = _traced(graph, inputs, {
+            op: made for op, made in select_decomp_table().items()
+            if _op(op) in (*_BY_DEVICE, "_to_copy")})
+    return graph, inputs
+
+
+def _traced(graph: Any, inputs: list[Any], table: dict[Any, Any]) -> Any:
+    """The graph as these inputs make it, decomposed by ``table``."""
+    names = [n.name for n in graph.graph.find_nodes(op="placeholder")]
+    with (detect_fake_mode(inputs), preserve_node_meta(),
+          mock.patch.object(proxy_tensor, "set_original_aten_op",
+                            contextlib.nullcontext)):
+        made = proxy_tensor.make_fx(torch.fx.Interpreter(graph).run, table)(
+            *inputs)
+    for node, name in zip(made.graph.find_nodes(op="placeholder"), names,
+                          strict=True):
+        node._rename(name)
+        node.target = name
+    return made
+
+
+def _generated(half: str, graph: Any, inputs: list[Any], file: str,
+               ) -> tuple[list[Rung], list[Kernel]]:
+    """Inductor's rung, of an inference aten's too, and the kernels."""
+    rungs: list[Rung] = []
+    kernels: list[Kernel | None] = []
+    seen: list[tuple[str, list[Any], Any]] = []  # a kernel, what is in it
     start = time.perf_counter()
 
     def inner(module: Any, inputs: Any, **options: Any) -> Any:
-        made.append(_rung("aten", module, "AOTAutograd", start))
+        rungs.append(_graph("aten", module, "AOTAutograd", file, start))
         return compile_fx.compile_fx_inner(module, inputs, **options)
 
     def stop(self: Any) -> Any:
-        made.append(_rung("inductor", self.codegen()[0].value, "Inductor",
-                          start + made[0].seconds))
-        made.extend(filter(None, (_kernel(self, *each) for each in seen)))
+        code, causes = self.codegen()[0].value, {}
+        for name, nodes, graph in seen:
+            nodes = [n for n in nodes if hasattr(n, "read_writes")]
+            made_of = _made_of(graph, nodes)
+            with V.set_graph_handler(graph):
+                kernels.append(_kernel(graph, name, nodes, made_of))
+            wanted = rf"{name}\b" if name else (
+                r"out={0}\b|{0} = \S+\.\S+\(".format(
+                    nodes[0].node.get_name()))
+            causes[rf"\b(?:{wanted})"] = next(filter(None, (
+                _line(node, file) for node in reversed(made_of))), 0)
+        rungs.append(_rung("-".join(filter(None, ("inductor", half))), code,
+                           "Inductor", start, _caused(code, causes)))
         raise _Done
 
     def watched(owner: Any, name: str) -> Any:
@@ -317,7 +431,7 @@ def _generated(graph: Any, inputs: list[Any]) -> Rungs:
         def call(self: Any, *given: Any) -> Any:  # source, nodes ... or node
             result = original(self, *given)
             seen.append((result or "", list(given[1]) if result
-                         else [given[0]]))
+                         else [given[0]], V.graph))  # or a part of it
             return result
         return mock.patch.object(owner, name, call)
 
@@ -326,19 +440,43 @@ def _generated(graph: Any, inputs: list[Any]) -> Rungs:
           watched(CppScheduling, "define_kernel"),
           watched(TritonScheduling, "define_kernel"),
           contextlib.suppress(_Done)):
-        compile_fx.compile_fx(graph, inputs, inner_compile=inner)
-    return tuple(made[:2]), tuple(made[2:])
+        if half:
+            *_, end = graph.graph.nodes
+            end.meta["user_visible_output_idxs"] = [
+                at for at, node in enumerate(end.args[0]) if node is not None]
+            compile_fx.compile_fx_inner(graph, inputs,
+                                        is_backward=half == "backward")
+        else:
+            compile_fx.compile_fx(graph, inputs, inner)
+    return rungs, list(filter(None, kernels))
+
+
+def _caused(code: str, causes: dict[str, int]) -> tuple[int, ...]:
+    """For each line of Inductor's code that of the kernel in it, or 0."""
+    numbers, within = [], 0
+    for row in code.splitlines():
+        here = next((line for wanted, line in causes.items()
+                     if re.search(wanted, row)), within)
+        if "= async_compile." in row:
+            within = here
+        elif row.startswith("'''"):
+            within = 0
+        numbers.append(here)
+    return tuple(numbers)
 
 
 # Kernels: what each is made of, and what it moves.
 
-def _kernel(graph: Any, name: str, nodes: list[Any]) -> Kernel | None:
-    """What one scheduled piece of Inductor's ``graph`` does and moves."""
-    nodes = [n for n in nodes if hasattr(n, "read_writes")]
+def _made_of(graph: Any, nodes: list[Any]) -> list[Any]:
+    """The nodes of the graph that a scheduled piece does, in order."""
     order = {node: at for at, node in enumerate(graph.module.graph.nodes)}
-    origins = sorted({o for n in nodes for o in n.node.get_origins()
-                      if o.op == "call_function"},
-                     key=lambda o: order.get(o, 0))
+    return sorted({o for n in nodes for o in n.node.get_origins()
+                   if o.op == "call_function"}, key=lambda o: order.get(o, 0))
+
+
+def _kernel(graph: Any, name: str, nodes: list[Any], origins: list[Any],
+            ) -> Kernel | None:
+    """What one scheduled piece of Inductor's ``graph`` does and moves."""
     if not name:
         return _library(nodes[0].node, origins)
     writes = {dep for n in nodes for dep in n.read_writes.writes}
@@ -378,9 +516,9 @@ def _library(node: Any, origins: list[Any]) -> Kernel | None:
         torch.fx.Node, lambda n: n.meta.get("val"),
         (origin.args, origin.kwargs, origin))
     kernel = _launched(origin.target, args, kwargs, out)
-    blas = (kernel and kernel.name in ("mm", "addmm", "bmm", "baddbmm")
-            and node.get_device().type == "cuda")
-    return replace(kernel, who="cuBLAS") if blas else kernel
+    who = _WHO.get(kernel and kernel.name, "ATen")
+    on_gpu = getattr(node.get_device(), "type", "") == "cuda"
+    return replace(kernel, who=who) if kernel and on_gpu else kernel
 
 
 def _launched(op: Any, args: tuple, kwargs: dict[str, Any], out: Any,
@@ -419,41 +557,59 @@ def _bytes(tensors: list[Any]) -> int:
 
 # Machine code: rungs, and what each kernel uses, by its name.
 
-def _assembly(code: str) -> tuple[tuple[Rung, ...], dict[str, Any]]:
+def _assembly(codes: dict[str, str]) -> tuple[list[Rung], dict[str, Any]]:
     """Machine code of each generated C++ kernel, from the built library."""
-    start, parts = time.perf_counter(), []
+    start, found, headers = time.perf_counter(), {}, {}
+    for half, code in codes.items():
+        for name, source in _CPP.findall(code):
+            name = half.replace("/", "_") + name
+            headers |= dict.fromkeys(_INCLUDE.findall(source))
+            body = re.sub(r"\bkernel(?=\()", name, source, count=1)
+            found[name] = (f"namespace of_{name} {{\n"
+                           f"{_INCLUDE.sub('', body)}\n}}")
+    if not found:
+        return [], {}
     options = cpp_builder.CppTorchOptions(cpu_vec_isa.pick_vec_isa())
     with tempfile.TemporaryDirectory() as folder:
-        for name, source in _CPP.findall(code):  # without Python's bindings
-            file = Path(folder, f"{name}.cpp")
-            file.write_text(source, encoding="utf-8")
-            cpp_builder.CppBuilder(name, str(file), options, folder).build()
-            parts.append(subprocess.run(
-                ["objdump", "-d", "-j.text", "--no-show-raw-insn",
-                 "--disassemble=kernel", f"{name}.so"], cwd=folder,
-                capture_output=True, text=True, check=True).stdout)
+        # All in one file: most of the work is to read torch's headers.
+        file = Path(folder, "kernels.cpp")
+        file.write_text("\n".join((*headers, *found.values())),
+                        encoding="utf-8")
+        cpp_builder.CppBuilder("kernels", str(file), options, folder).build()
+        listing = subprocess.run(
+            ["objdump", "-d", "-j.text", "--no-show-raw-insn", "kernels.so"],
+            cwd=folder, capture_output=True, text=True, check=True).stdout
+    blocks = {name: block for block, name in re.findall(
+        r"^([0-9a-f]+ <(\w+)>:\n(?:.+\n)*)", listing, re.M)}
     tool = subprocess.run([host.compiler(), "--version"], text=True,
                           capture_output=True).stdout.partition("\n")[0]
-    return (Rung("assembly", "\n".join(parts), "asm", f"{tool}; objdump",
-                 time.perf_counter() - start),)[:len(parts)], {}
+    return [Rung("assembly", "\n".join(blocks[name] for name in found), "asm",
+                 f"{tool}; objdump", time.perf_counter() - start)], {}
 
 
-def _sass(code: str) -> tuple[tuple[Rung, ...], dict[str, Any]]:
+def _sass(codes: dict[str, str]) -> tuple[list[Rung], dict[str, Any]]:
     """PTX and SASS of each generated Triton kernel, and what they use."""
     import triton as package
 
-    start, kernels = time.perf_counter(), {}
-    for name, source in _TRITON.findall(code):
-        tuner = getattr(PyCodeCache.load(ast.literal_eval(source)), name)
-        tuner.configs = tuner.configs[:1]
-        tuner.precompile(warm_cache_only=True)
-        kernels[name] = tuner.compile_results[0].kernel
-    if not kernels:
-        return (), {}
-    ptx = [kernel.asm["ptx"] for kernel in kernels.values()]
-    above = Rung("ptx", "\n".join(ptx), "ptx", f"Triton {package.__version__}",
-                 time.perf_counter() - start)
-    below, used = sass(ptx)
-    for name, kernel in kernels.items():
-        used[name]["shared_bytes"] = kernel.metadata.shared
-    return (above, below), used
+    start, ptx, below, used = time.perf_counter(), [], [], {}
+    for half, code in codes.items():
+        kernels = {}
+        for name, source in _TRITON.findall(code):
+            tuner = getattr(PyCodeCache.load(ast.literal_eval(source)), name)
+            tuner.configs = tuner.configs[:1]
+            tuner.precompile(warm_cache_only=True)
+            kernels[name] = tuner.compile_results[0].kernel
+        if kernels:
+            ptx += [kernel.asm["ptx"] for kernel in kernels.values()]
+            rung, found = sass(ptx[-len(kernels):])
+            below.append(rung)
+            for name, kernel in kernels.items():
+                used[half + name] = {**found[name],
+                                     "shared_bytes": kernel.metadata.shared}
+    if not ptx:
+        return [], {}
+    taken = sum(rung.seconds for rung in below)
+    return [Rung("ptx", "\n".join(ptx), "ptx", f"Triton {package.__version__}",
+                 time.perf_counter() - start - taken),
+            replace(below[0], raw="\n".join(rung.raw for rung in below),
+                    seconds=taken)], used

@@ -26,7 +26,7 @@ from course_utils.compilers.rung import (
     Pass,
     Rung,
 )
-from course_utils.compilers.text import steady
+from course_utils.compilers.text import follow, steady
 from course_utils.compilers.trace import Trace, from_data
 
 FOLDER = Path(__file__).parent.parent / "recorded"
@@ -44,15 +44,20 @@ def key(source: str, target: str, *rest: Any) -> str:
     return hashlib.sha256(whole).hexdigest()[:16]
 
 
-def find(name: str) -> tuple[Compiled, str] | None:
-    """The recording called ``name`` and where it comes from, if any."""
-    path = FOLDER / f"{name}.json.gz"
-    if not path.exists():
+def find(name: str, start: int = 0) -> tuple[Compiled, str] | None:
+    """The recording called ``name`` and where it comes from, if any.
+
+    ``start`` is the line at which the function begins today.
+    """
+    if (data := _read(f"{name}.json.gz")) is None:
         return None
-    data = json.loads(gzip.decompress(path.read_bytes()))
+    then = next(iter(data["rungs"]), {}).get("origins", ())  # of its Python
+    moved = {line: line - then[0] + start for line in then}
     return Compiled(
-        tuple(Rung(**{**rung, "tool": f"{rung['tool']}, {data['when']}"})
-              for rung in data["rungs"]),
+        tuple(Rung(**{
+            **rung, "tool": f"{rung['tool']}, {data['when']}",
+            "origins": tuple(moved.get(n, 0) for n in rung.get("origins", ()))
+        }) for rung in data["rungs"]),
         tuple(Pass(**p) for p in data["passes"]),
         tuple(Kernel(**{**k, "ops": tuple(k["ops"])})
               for k in data["kernels"]),
@@ -78,35 +83,46 @@ def keep(name: str, target: str, made: Compiled) -> None:
         "provenance": f"{when} by `{COMMAND}` with "
                       f"{', '.join(tools)} on {host.platform.machine()} "
                       f"{host.platform.system()}",
-        "rungs": [{**asdict(rung), "raw": steady(rung.raw)}
-                  for rung in made.rungs if len(rung.raw) <= _LARGEST],
+        "rungs": [_steady(rung) for rung in made.rungs
+                  if len(rung.raw) <= _LARGEST],
         "passes": [asdict(p) for p in made.passes if p.changed],
         "kernels": [{f.name: getattr(kernel, f.name) for f in fields(Kernel)}
                     for kernel in made.kernels],
         "buffers": [asdict(buffer) for buffer in made.buffers],
         "memory": made.memory}
-    text = json.dumps(data, sort_keys=True).encode()
-    (FOLDER / f"{name}.json.gz").write_bytes(gzip.compress(text, mtime=0))
+    _write(f"{name}.json.gz", json.dumps(data))
     index = FOLDER / "index.json"
     index.write_text(json.dumps(sorted(targets() | {target})) + "\n")
 
 
+def _steady(rung: Rung) -> dict[str, Any]:
+    kept = steady(rung.raw)
+    return {**asdict(rung), "raw": kept, "origins": rung.origins and follow(
+        rung.raw, rung.origins, kept)}
+
+
 def find_trace(name: str) -> tuple[Trace, str] | None:
     """The recorded trace called ``name`` and where it comes from, if any."""
-    path = FOLDER / f"{name}.trace.gz"
-    if not path.exists():
-        return None
-    data = json.loads(gzip.decompress(path.read_bytes()))
-    return from_data(data), data["provenance"]
+    data = _read(f"{name}.trace.gz")
+    return data and (from_data(data), data["provenance"])
 
 
 def keep_trace(name: str, trace: Trace) -> None:
     """Record ``trace``, if COURSE_RECORD says that we are recording."""
     if "COURSE_RECORD" not in os.environ:
         return
-    FOLDER.mkdir(exist_ok=True)
-    text = json.dumps({
+    _write(f"{name}.trace.gz", json.dumps({
         "provenance": f"recorded {date.today()} by `{COMMAND}` with triton "
                       f"{host.version('triton')}, in its interpreter",
-        **trace.data()}).encode()  # its tensors stay in their order
-    (FOLDER / f"{name}.trace.gz").write_bytes(gzip.compress(text, mtime=0))
+        **trace.data()}))  # its tensors stay in their order
+
+
+def _read(file: str) -> dict[str, Any] | None:
+    path = FOLDER / file
+    return json.loads(gzip.decompress(path.read_bytes())) if (
+        path.exists()) else None
+
+
+def _write(file: str, text: str) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / file).write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import platform
 from dataclasses import dataclass, field
+from typing import Any
 
 from course_utils.compilers import text as _text
 from course_utils.host import Missing
@@ -35,7 +38,10 @@ class Rung(_Shown):
 
     ``raw`` is what the tool wrote; ``text`` the same with what changes from
     run to run folded (cell paths, addresses, ids); ``language`` says how to
-    colour it; ``seconds`` is the wall time it took. A rung that this machine
+    colour it; ``seconds`` is the wall time it took. ``origins`` holds, for
+    each line of ``raw``, the line of the reader's file that caused it: of a
+    library's helper the line that called it, 0 where the compiler does not
+    say; it is empty where the compiler keeps none. A rung that this machine
     cannot make has no ``tool``, and its text says why.
     """
 
@@ -44,6 +50,7 @@ class Rung(_Shown):
     language: str
     tool: str
     seconds: float
+    origins: tuple[int, ...] = field(default=(), repr=False)
 
     @functools.cached_property
     def text(self) -> str:
@@ -53,6 +60,33 @@ class Rung(_Shown):
 def absent(name: str, missing: Missing) -> Rung:
     """A rung that this machine cannot make, and that says why."""
     return Rung(name, str(missing), "text", "", 0.0)
+
+
+def _written(fn: Any) -> Any:
+    """What holds the code of ``fn``: without its wrappers, or a method."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    if not (inspect.isroutine(fn) or inspect.isclass(fn)):
+        fn = getattr(fn, "forward", type(fn).__call__)  # module or callable
+    return fn
+
+
+def file_of(fn: Any) -> str:
+    """The file in which ``fn`` is written, "" where it has no code."""
+    code = getattr(_written(fn), "__code__", None)
+    return code.co_filename if code else ""
+
+
+def source(fn: Any) -> tuple[Rung, ...]:
+    """The Python rung, or none where the function has no source."""
+    try:
+        lines, start = inspect.getsourcelines(_written(fn))
+    except (OSError, TypeError):
+        return ()
+    return (Rung("python", "".join(lines), "python",
+                 f"Python {platform.python_version()}", 0.0,
+                 tuple(range(start, start + len(lines)))),)
 
 
 @dataclass(frozen=True)
@@ -127,7 +161,9 @@ class Kernel:
     ``bytes_read`` and ``bytes_written`` what it moves if every operand is
     read once and every result written once; None where no shape is known.
     ``registers`` and ``spills`` (bytes) are per thread, ``shared_bytes`` per
-    block.
+    block. On a TPU ``bundles`` counts its instructions, each once, however
+    often a loop runs it, and ``slots`` maps a unit ("MXU", "VALU", "VLOAD",
+    "VSTORE", ...) to the share of the bundles in which it is busy.
     """
 
     name: str
@@ -139,6 +175,8 @@ class Kernel:
     registers: int | None = None
     spills: int | None = None
     shared_bytes: int | None = None
+    bundles: int | None = None
+    slots: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

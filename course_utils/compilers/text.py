@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import html as _html
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _PAGE = ("background:#f7f7f7;color:#111;border-left:4px solid #0072b2;"
@@ -20,37 +21,44 @@ _ATTRIBUTES = (", metadata=", ", backend_config=", ", frontend_attributes=")
 _TABLE = re.compile(
     r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*\n?",
     re.M)
-_CELL = re.compile(r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py")
-_STEADY = (
+_VALUES = (re.compile(r'(dense<"0x)[0-9A-F]{2000,}(?=">)'),
+           re.compile(r"(constant\(\{)[^=]{4000,}?(?=\}\))"))
+_STEADY = tuple((needle, re.compile(pattern, re.M), replacement) for
+                needle, pattern, replacement in (
+    # A word that must be there, which is quick to see, and what it betrays.
     # Where debug information says the source lies.
-    (re.compile(r'(\.file\s+\d+) "[^"]*"( "[^"]*")?'), r'\1 "<source>"'),
-    (re.compile(r"(//|;) \S+\.py(:\d+:\d+)"), r"\1 <source>\2"),
-    (re.compile(r'(\.asciz|\.ascii)(\s+)"/[^"]*"'), r'\1\2"<source>"'),
-    (re.compile(r'!DIFile\([^)]*\)'), "!DIFile(<source>)"),
-    (re.compile(r"(\.section\s+\.debug_\w+)\s*\{[^}]*\}"),  # paths, in bytes
+    (".file", r'(\.file\s+\d+) "[^"]*"( "[^"]*")?', r'\1 "<source>"'),
+    (".py:", r"(//|;) \S+\.py(:\d+:\d+)", r"\1 <source>\2"),
+    (".asci", r'(\.asciz|\.ascii)(\s+)"/[^"]*"', r'\1\2"<source>"'),
+    ("!DIFile", r"!DIFile\([^)]*\)", "!DIFile(<source>)"),
+    (".debug_", r"(\.section\s+\.debug_\w+)\s*\{[^}]*\}",  # paths, in bytes
      r"\1 { <debug> }"),
-    (re.compile(r" *; string offset=\d+"), ""),  # moves with path lengths
+    ("offset=", r" *; string offset=\d+", ""),  # moves with path lengths
     # The file of a notebook cell, and any temporary file of ours.
-    (_CELL, "<cell>"),
-    (re.compile(r"<ipython-input-[\w-]+>|<dynamic-code>"), "<cell>"),
-    (re.compile(r"(/[\w.+-]+)*/(?:site-packages/|(course_utils/))"), r"\2"),
-    (re.compile(r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/"), "<temporary>/"),
-    (re.compile(r"^#loc.*\n", re.M), ""),
-    (re.compile(r' loc\((?:#loc\d*|"[^"]*"(?:\([^()]*\))?)\)'), ""),
+    ("ipykernel_", r"(/[\w.-]+)*/ipykernel_\d+/\d+\.py", "<cell>"),
+    ("<", r"<ipython-input-[\w-]+>|<dynamic-code>", "<cell>"),
+    ("/site-packages/", r"(/[\w.+-]+)*/site-packages/", ""),
+    ("/course_utils/", r"(/[\w.+-]+)*/(course_utils/)", r"\2"),
+    ("/tmp", r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/", "<temporary>/"),
+    ("#loc", r"^#loc.*\n", ""),
+    ("loc(", r' loc\((?:#loc\d*|unknown|"[^"]*"(?:\([^()]*\))?)\)', ""),
     # Addresses of Python objects, and functions named by them.
-    (re.compile(r"\bat 0x[0-9a-f]+"), "at 0x..."),
-    (re.compile(r"(___unnamed_scope)_\d+_c\d+"), r"\1"),  # torch 2.11
-    (re.compile(r"(tools?|git)-[0-9a-f]{16,}"), r"\1-..."),
-)
+    ("at 0x", r"\bat 0x[0-9a-f]+", "at 0x..."),
+    ("___unnamed", r"(___unnamed_scope)_\d+_c\d+", r"\1"),  # torch 2.11
+    ("-", r"(tools?|git)-[0-9a-f]{16,}", r"\1-..."),
+))
 
 
 def canonical(raw: str) -> str:
     """``raw`` without what changes from run to run.
 
     Cell paths become ``<cell>``, addresses ``0x...``; of HLO the metadata,
-    back-end configurations and source tables are dropped.
+    back-end configurations and source tables are dropped, and of a captured
+    array of more than about 1 kB its values.
     """
     text = raw
+    for values in _VALUES:
+        text = values.sub(r"\1...", text)
     if text.startswith("HloModule"):
         text = _TABLE.sub("", text)
         for attribute in _ATTRIBUTES:
@@ -61,14 +69,33 @@ def canonical(raw: str) -> str:
 
 def steady(text: str) -> str:
     """``text`` with paths, addresses and ids folded, and nothing dropped."""
-    for pattern, replacement in _STEADY:
-        text = pattern.sub(replacement, text)
+    for needle, pattern, replacement in _STEADY:
+        if needle in text:
+            text = pattern.sub(replacement, text)
     return text
 
 
-def fold_cell(module: str) -> str:
-    """``module`` with the file of a notebook cell folded, nothing else."""
-    return _CELL.sub("<cell>", module)
+def follow(raw: str, numbers: Sequence[int], kept: str) -> tuple[int, ...]:
+    """``numbers``, one for each line of ``raw``, for what was kept of it.
+
+    ``kept`` is ``raw`` after ``canonical`` or ``steady``; 0 for a line that
+    neither left as it was.
+    """
+    if len(raw.splitlines()) == len(kept.splitlines()):
+        return tuple(numbers)
+    rows = [_bare(row) for row in raw.splitlines()]
+    found, at = [], 0
+    for row in map(_bare, kept.splitlines()):
+        here = next((n for n in range(at, len(rows)) if rows[n] == row), None)
+        found.append(0 if here is None else numbers[here])
+        at = at if here is None else here + 1
+    return tuple(found)
+
+
+def _bare(row: str) -> str:
+    for attribute in _ATTRIBUTES:
+        row = _drop(row, attribute)
+    return steady(row)
 
 
 def _drop(text: str, attribute: str) -> str:

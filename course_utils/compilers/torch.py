@@ -19,6 +19,7 @@ import sysconfig
 import traceback
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,8 +28,13 @@ import cloudpickle
 
 from course_utils import host
 from course_utils.compilers import cache, worker
-from course_utils.compilers.rung import Kernel, Rung
-from course_utils.compilers.xla import source
+from course_utils.compilers.rung import (
+    Compiled,
+    Kernel,
+    Rung,
+    absent,
+    source,
+)
 
 TARGETS = ("cpu", "t4", "a100", "h100", "b200")
 # One thread and AVX2: the same text on every x86-64 host. The static launcher
@@ -49,7 +55,7 @@ def works(target: str) -> str:
 
 
 def lacking(target: str) -> host.Missing | None:
-    """What keeps ``rungs`` from the machine code of ``target``, if anything.
+    """What keeps ``compile`` from the machine code of ``target``, if anything.
 
     Without a C++ compiler or objdump the rungs above it still come.
     """
@@ -68,33 +74,31 @@ def lacking(target: str) -> host.Missing | None:
     return None
 
 
-def rungs(fn: Callable, args: tuple, target: str, fresh: bool = False,
-          ) -> tuple[tuple[Rung, ...], tuple[Kernel, ...]]:
+def compile(fn: Callable, args: tuple, target: str,
+            wrt: str | tuple[int, ...] | None = None, fresh: bool = False,
+            ) -> Compiled:
     """Every representation of ``fn`` for ``target``, and its kernels.
 
-    ``fn`` is compiled for inference; of tensors in ``args`` only shape,
-    strides and dtype matter. Rungs: python and bytecode (where there are),
-    fx, guards, aten, inductor, then assembly (cpu) or ptx and sass, where
-    something was generated and nothing is ``lacking``. A GPU's kernels have
-    the first configuration Inductor proposes: choosing takes the chip. Raises
-    ValueError where ``fn`` is not one graph, Missing without torch or triton.
+    Of tensors in ``args`` only shape, strides and dtype matter. Rungs: python
+    and bytecode (where there are), fx, guards, aten, inductor, then assembly
+    (cpu) or ptx and sass, where something was generated; without a C++
+    compiler the last says why not. With ``wrt`` (argument numbers, "params"
+    or "all") it is a training step: joint, forward, backward,
+    inductor-forward and inductor-backward stand for aten and inductor, the
+    kernels' names begin with "forward/" or "backward/", and of ``memory``'s
+    "saved" bytes "saved inputs" belong to inputs, or views of inputs. A GPU's
+    kernels have the first configuration Inductor proposes: choosing takes the
+    chip. Raises ValueError where ``fn`` is not one graph, Missing without
+    torch or triton.
     """
     if target not in TARGETS:
         raise ValueError(f"target={target!r} is not one Inductor compiles for "
                          f"here; it takes {', '.join(TARGETS)}.")
-    found, kernels = _called("climb", fn, args, target, fresh)
-    return (*_own_code(fn), *found), kernels
-
-
-def gradients(fn: Callable, args: tuple, wrt: str | tuple[int, ...],
-              fresh: bool = False) -> tuple[tuple[Rung, ...], dict[str, int]]:
-    """AOTAutograd's graphs, and the bytes kept for the backward.
-
-    Rungs: python, bytecode, fx, guards, joint, forward, backward. Of "saved"
-    bytes, "saved inputs" belong to inputs, or views of inputs.
-    """
-    found, saved = _called("differentiate", fn, args, wrt, fresh)
-    return (*_own_code(fn), *found), saved
+    made = _called("climb", fn, args, target, fresh, wrt)
+    missing = lacking(target)
+    last = (absent("assembly", missing),) if missing and any(
+        kernel.author == "compiler" for kernel in made.kernels) else ()
+    return replace(made, rungs=(*_own_code(fn), *made.rungs, *last))
 
 
 def breaks(fn: Callable, args: tuple) -> list[dict[str, Any]]:
@@ -174,6 +178,11 @@ def told() -> Iterator[None]:
         if re.search(r"[Dd]ata.?[Dd]ependent|_scalar_dense|nonzero", told):
             reason = ("its course depends on the values of a tensor, and only "
                       "shapes are known: use torch.where or torch.cond")
+        elif re.search(r"autograd\.grad|\bbackward\(|not require grad", told):
+            reason = ("it calls autograd itself: let it return the loss and "
+                      "give wrt=, or use torch.func.grad inside")
+        elif "accelerator device" in told:
+            reason = ("it puts tensors on a GPU itself: leave that to target=")
         where = re.findall(r"line (\d+), in (\w+)",
                            told.partition("from user code:")[2])
         place = (f" (line {where[-1][0]}, in {_resumed(where[-1][1])})"
@@ -197,27 +206,28 @@ def _own_code(fn: Any) -> tuple[Rung, ...]:
 def eager(fn: Callable, args: tuple) -> tuple[Kernel, ...]:
     """The ATen ops ``fn`` launches, one after another, without a compiler.
 
-    Nothing is computed: arguments as for ``rungs``. Views launch nothing.
+    Nothing is computed: arguments as for ``compile``. Views launch nothing.
     """
     return _called("launches", fn, args, "cpu", False)
 
 
-def _called(job: str, fn: Any, args: tuple, target: Any, fresh: bool) -> Any:
-    """What ``inductor``'s ``job`` for ``target`` (or wrt) returns, cached."""
-    absent = lacking(target if target in TARGETS else "cpu")
-    if absent and absent.what not in _FOR_CODE:
-        raise absent
+def _called(job: str, fn: Any, args: tuple, target: str, fresh: bool,
+            wrt: Any = None) -> Any:
+    """What ``inductor``'s ``job`` returns, cached."""
+    missing = lacking(target)
+    if missing and missing.what not in _FOR_CODE:
+        raise missing
     packed = _packed(_plain(fn), args)
     # What the CPU's compiler leaves in a process harms no other; but torch
     # remembers a GPU, so each has a process of its own.
-    chip = target if target in TARGETS[1:] else "h100"
+    chip = target if target != "cpu" else "h100"
+    given = target, not missing, wrt
     return cache.cached(
-        ("torch", job, target, not absent, re.sub(_RANDOM, b"", packed)),
+        ("torch", job, *given, re.sub(_RANDOM, b"", packed)),
         lambda: worker.call(
-            "torch", f"course_utils.compilers.inductor:{job}", packed, target,
-            not absent, environment={
-                **_ENVIRONMENT, "CXX": host.compiler() or "",
-                "COURSE_CHIP": chip}), fresh)
+            "torch", f"course_utils.compilers.inductor:{job}", packed, *given,
+            environment={**_ENVIRONMENT, "CXX": host.compiler() or "",
+                         "COURSE_CHIP": chip}), fresh)
 
 
 def _plain(fn: Any) -> Any:
@@ -265,11 +275,12 @@ class _Pickler(cloudpickle.Pickler):
         import torch
 
         if isinstance(value, torch.Tensor):
-            if value.layout != torch.strided:
+            if value.layout != torch.strided or value.is_quantized:
+                kind, dense = (("quantized", "int_repr") if value.is_quantized
+                               else (f"of layout {value.layout}", "to_dense"))
                 raise ValueError(
-                    f"the tensor of shape {list(value.shape)} and layout "
-                    f"{value.layout} is not dense, as the ladder needs: pass "
-                    "its .to_dense().")
+                    f"the tensor of shape {list(value.shape)} is {kind}, and "
+                    f"the ladder needs plain ones: pass its .{dense}().")
             return _tensor, (
                 tuple(value.shape), value.stride(), value.dtype,
                 isinstance(value, torch.nn.Parameter))

@@ -13,7 +13,6 @@ import importlib.util
 import inspect
 import io
 import math
-import platform
 import re
 import subprocess
 import sys
@@ -28,8 +27,9 @@ from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from course_utils.compilers import origins
 from course_utils.compilers.cache import cached
-from course_utils.compilers.rung import Kernel, Rung
+from course_utils.compilers.rung import Kernel, Rung, file_of, source
 from course_utils.compilers.worker import CompilerError
 from course_utils.host import Missing, need
 
@@ -39,10 +39,12 @@ TARGETS = {  # (Triton's backend, its architecture, threads per warp)
     "h200": ("cuda", 90, 32), "b200": ("cuda", 100, 32),
     "mi300x": ("hip", "gfx942", 64),
 }
-_RUNGS = {  # Triton's stage: (name, language)
-    "ttir": ("ttir", "mlir"), "ttgir": ("ttgir", "mlir"),
-    "llir": ("llvm-ir", "llvm"), "ptx": ("ptx", "ptx"),
-    "amdgcn": ("amdgcn", "amdgcn"),
+_RUNGS = {  # Triton's stage: (name, language, how it tells its origins)
+    "ttir": ("ttir", "mlir", origins.mlir),
+    "ttgir": ("ttgir", "mlir", origins.mlir),
+    "llir": ("llvm-ir", "llvm", origins.llvm),
+    "ptx": ("ptx", "ptx", origins.listing),
+    "amdgcn": ("amdgcn", "amdgcn", origins.listing),
 }
 _ARITHMETIC = re.compile(r"= \"?(tt\.dot|tt\.reduce|math\.\w+|arith\."
                          r"(?:add|sub|mul|div|max\w*|min\w*|neg)f)\b")
@@ -89,6 +91,7 @@ class Assembled:
     spills: int
     shared_bytes: int
     tool: str
+    origins: origins.Origins = ()
 
 
 def assemble(ptx: str, arch: str) -> Assembled:
@@ -118,21 +121,28 @@ def assemble(ptx: str, arch: str) -> Assembled:
     return _read_back(cubin, done.stderr, f"ptxas {ptxas.version}")
 
 
-def _read_back(cubin: bytes, log: str, tool: str) -> Assembled:
-    """SASS by the nvdisasm that Triton ships, and what ptxas -v logged."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
+def _read_back(cubin: bytes, log: str, tool: str, here: str = "",
+               ptx: str = "") -> Assembled:
+    """SASS by the nvdisasm that Triton ships, and what ptxas -v logged.
+
+    ``here`` is the file that the SASS is linked back to, and ``ptx`` tells
+    where it called helpers that are not in it.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
+        binary.write(cubin)
+        binary.flush()
         done = subprocess.run(
-            [_triton().package.knobs.nvidia.nvdisasm.path, "-c", file.name],
+            [_triton().package.knobs.nvidia.nvdisasm.path, "-c", "-gi",
+             "-ndf", binary.name],  # no data flow: the same text, sooner
             capture_output=True, text=True)
     if done.returncode:
         raise CompilerError(f"nvdisasm failed: {done.stderr[-500:]}")
     registers, spills, shared = (
         [0, *map(int, re.findall(rf"(\d+) {what}", log))] for what in
         ("registers", "bytes spill", "bytes smem"))
-    return Assembled(cubin, done.stdout, max(registers), sum(spills),
-                     max(shared), tool)
+    sass, lines = origins.sass(done.stdout, here, origins.helpers(ptx, here))
+    return Assembled(cubin, sass, max(registers), sum(spills), max(shared),
+                     tool, lines)
 
 
 def works(target: str) -> str:
@@ -259,14 +269,14 @@ def build(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
     bound, special, _ = binder(**examples)
     settings, signature, constants, hints = kernel._pack_args(
         backend, dict(options), bound, special, options)
-    source = triton.compiler.ASTSource(kernel, signature, constants, hints)
+    work = triton.compiler.ASTSource(kernel, signature, constants, hints)
     key = ("triton", target, kernel.cache_key, repr(special), repr(settings),
            repr(triton.environment()))
-    made = cached(key, lambda: _compile(source, target, vars(settings)), fresh)
-    python = Rung("python", textwrap.dedent(inspect.getsource(kernel.fn)),
-                  "python", f"Python {platform.python_version()}", 0.0)
+    made = cached(key, lambda: _compile(work, target, vars(settings)), fresh)
+    rungs = {rung.name: replace(rung, raw=textwrap.dedent(rung.raw))
+             for rung in source(kernel.fn)}
     loaded, stored = accesses(made.rungs["ttir"].raw, signature)
-    return replace(made, rungs={"python": python, **made.rungs},
+    return replace(made, rungs={**rungs, **made.rungs},
                    bytes_read=_bytes(loaded, values),
                    bytes_written=_bytes(stored, values))
 
@@ -288,7 +298,7 @@ def _bytes(names: Iterable[str] | None, values: Mapping[str, Any],
                for n in names)
 
 
-def _compile(source: Any, target: str, options: Mapping[str, Any]) -> Built:
+def _compile(work: Any, target: str, options: Mapping[str, Any]) -> Built:
     triton = _triton()
     knobs = triton.package.knobs
     times, printed = [], io.StringIO()
@@ -302,19 +312,24 @@ def _compile(source: Any, target: str, options: Mapping[str, Any]) -> Built:
         knobs.nvidia.dump_ptxas_log = True  # the one way to its -v report
         stack.enter_context(contextlib.redirect_stdout(printed))
         made = triton.compiler.compile(
-            source, triton.compiler.GPUTarget(*TARGETS[target]), options)
+            work, triton.compiler.GPUTarget(*TARGETS[target]), options)
     code = made.asm
     seconds = {key: us / 1e6 for key, us in times[0].lowering_stages}
     seconds["ttir"] += times[0].ir_initialization / 1e6
     version = f"triton {triton.package.__version__}"
-    rungs = {name: Rung(name, code[stage], language, version, seconds[stage])
-             for stage, (name, language) in _RUNGS.items() if stage in code}
+    here = file_of(work.fn.fn)
+    rungs = {name: Rung(name, code[stage], language, version, seconds[stage],
+                        places(code[stage], here))
+             for stage, (name, language, places) in _RUNGS.items()
+             if stage in code}
     if "cubin" in code:
         start = time.perf_counter()
         ptxas = triton.get_ptxas(TARGETS[target][1]).version
-        read = _read_back(code["cubin"], printed.getvalue(), f"ptxas {ptxas}")
+        read = _read_back(code["cubin"], printed.getvalue(), f"ptxas {ptxas}",
+                          here, code["ptx"])
         rungs["sass"] = Rung("sass", read.sass, "sass", read.tool,
-                             seconds["cubin"] + time.perf_counter() - start)
+                             seconds["cubin"] + time.perf_counter() - start,
+                             read.origins)
         used = read.registers, read.spills
     else:
         registers, spilled = (
@@ -323,7 +338,7 @@ def _compile(source: Any, target: str, options: Mapping[str, Any]) -> Built:
         used = registers, 4 * spilled
     ops = dict.fromkeys(_ARITHMETIC.findall(code["ttir"]))
     return Built(
-        source.name, "compiler", "Triton", tuple(ops), None, None, *used,
+        work.name, "compiler", "Triton", tuple(ops), None, None, *used,
         made.metadata.shared, target=target, rungs=rungs)
 
 

@@ -8,21 +8,28 @@ needs (tested with 0.10.2) are used here and nowhere else. Floor 1.
 from __future__ import annotations
 
 import functools
-import inspect
 import os
-import platform
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from course_utils import chips, host
-from course_utils.compilers import cache, hlo, text, triton, worker
-from course_utils.compilers.rung import Compiled, Pass, Rung, absent
+from course_utils.compilers import cache, hlo, origins, text, triton, worker
+from course_utils.compilers.rung import (
+    Compiled,
+    Pass,
+    Rung,
+    absent,
+    file_of,
+    source,
+)
 from course_utils.host import Missing
 
 TPU_TOPOLOGIES = {  # names that libtpu accepts; the smallest of each
@@ -34,7 +41,8 @@ TARGETS = ("cpu", *GPUS, *TPU_TOPOLOGIES)
 _NEEDS_THE_CHIP = ("0.7.", "0.8.")  # versions of jax whose XLA:GPU measures
 # What XLA emits follows the host's vector width; AVX2 is the same everywhere.
 _CPU_FLAGS = "--xla_cpu_max_isa=AVX2"
-_LLO_PASSES = "(original|final_bundles)"  # of about 70 that libtpu can dump
+_SLOTS = "final_hlo-static-per-bundle-utilization"
+_LLO_PASSES = f"(original|final_bundles|{_SLOTS})"  # of 70 that libtpu dumps
 _SCHEDULED = "is_scheduled=true"
 _PASS_FILE = re.compile(r"\.(\d{4})\.(.+?)\.after_(.+?)(?:\.before_(.+))?$")
 
@@ -49,18 +57,14 @@ def compile(fn: Callable, args: tuple, target: str,
     """
     if missing := lacking(target):
         raise missing
-    front, module = _lower(fn, args, target, donate)
+    front = _lower(fn, args, target, donate)
+    module = next(rung for rung in front if rung.name == "stablehlo")
     done = cache.cached(
-        ("xla", target, text.fold_cell(module)),
+        ("xla", target, text.steady(module.raw), module.origins),
         lambda: worker.call(
-            "xla", f"{__name__}:_compile", module, target,
+            "xla", f"{__name__}:_compile", module.raw, target, file_of(fn),
             environment=_environment(target)), fresh)
     return replace(done, rungs=front + done.rungs)
-
-
-def works(target: str) -> str:
-    """"" where this machine compiles for ``target``, else why not."""
-    return str(lacking(target) or "")
 
 
 def lacking(target: str) -> Missing | None:
@@ -98,57 +102,65 @@ def _environment(target: str) -> dict[str, str]:
 # In the reader's process: from Python to StableHLO.
 
 def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
-           ) -> tuple[tuple[Rung, ...], str]:
+           ) -> tuple[Rung, ...]:
     import jax
 
     kind = "cpu" if target == "cpu" else (
         "cuda" if target in GPUS else "tpu")
-    clock, rungs = time.perf_counter, list(source(fn))
+    clock, here, rungs = time.perf_counter, file_of(fn), list(source(fn))
 
-    def add(name: str, made: str, language: str, start: float) -> None:
+    def add(name: str, made: str, language: str, start: float,
+            places: Callable[[str, str], origins.Origins]) -> None:
+        seconds = clock() - start
         rungs.append(Rung(name, made, language, f"jax {jax.__version__}",
-                          clock() - start))
+                          seconds, places(made, here)))
 
     start = clock()
-    traced = jax.jit(fn, donate_argnums=donate).trace(*args)
+    # The reader's own jit keeps its options, static arguments among them.
+    own = hasattr(fn, "trace") and hasattr(fn, "lower") and not donate
+    traced = (fn if own else jax.jit(fn, donate_argnums=donate)).trace(*args)
     # Without colours: a page has its own.
-    add("jaxpr", traced.jaxpr.pretty_print(use_color=False), "jaxpr", start)
+    add("jaxpr", traced.jaxpr.pretty_print(use_color=False), "jaxpr", start,
+        functools.partial(_places, traced.jaxpr))
     start = clock()
     lowered = traced.lower(lowering_platforms=(kind,))
-    add("stablehlo", lowered.as_text(), "mlir", start)
+    add("stablehlo", lowered.as_text(debug_info=True), "mlir", start,
+        origins.mlir)
     start = clock()
-    add("hlo", lowered.as_text(dialect="hlo"), "hlo", start)
-    return tuple(rungs), lowered.as_text(debug_info=True)
+    add("hlo", lowered.as_text(dialect="hlo", debug_info=True), "hlo", start,
+        origins.hlo)
+    return tuple(rungs)
 
 
-def source(fn: Any) -> tuple[Rung, ...]:
-    """The Python rung, or none where the function has no source."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    fn = inspect.unwrap(fn)
-    if not (inspect.isroutine(fn) or inspect.isclass(fn)):
-        fn = getattr(fn, "forward", type(fn).__call__)  # module or callable
-    try:
-        code = inspect.getsource(fn)
-    except (OSError, TypeError):
-        return ()
-    return (Rung("python", code, "python",
-                 f"Python {platform.python_version()}", 0.0),)
+def _places(jaxpr: Any, plain: str, here: str) -> origins.Origins:
+    """The origins of a printed jaxpr, which is printed once more for them."""
+    from jax._src import source_info_util
+
+    def line(source: Any, *_: Any) -> str:
+        frames = source.traceback.frames if source.traceback else ()
+        return str(max(0, origins.first(
+            ((f.file_name, f.line_num) for f in frames), here)))
+
+    with mock.patch.object(source_info_util, "summarize", line):
+        found = origins.jaxpr(jaxpr.pretty_print(
+            use_color=False, source_info=True))
+    return found if len(found) == len(plain.splitlines()) else ()
 
 
 # In the worker: from StableHLO to machine code.
 
-def _compile(module: str, target: str) -> Compiled:
+def _compile(module: str, target: str, here: str) -> Compiled:
     """Compile StableHLO text. Runs in the worker; called by ``compile``."""
     folder, llo = (Path(os.environ["COURSE_SCRATCH"], name)
                    for name in ("xla", "llo"))
-    for path in (folder, llo):  # of the compile before: tens of MB
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
-    start = time.perf_counter()
-    executable = _run_xla(module, _devices(target), folder)
-    return _collect(executable, target, folder, llo,
-                    time.perf_counter() - start)
+    try:
+        start = time.perf_counter()
+        executable = _run_xla(module, _devices(target), folder)
+        return _collect(executable, target, folder, llo, here,
+                        time.perf_counter() - start)
+    finally:
+        for path in (folder, llo):  # tens of MB
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _devices(target: str) -> list:
@@ -222,26 +234,30 @@ def _gpu_target_config(target: str) -> str:
 
 
 def _collect(executable: Any, target: str, folder: Path, llo: Path,
-             seconds: float) -> Compiled:
+             here: str, seconds: float) -> Compiled:
     optimized = executable.hlo_modules()[0].to_string()
-    tool = _tool(target)
-    rungs = [Rung("hlo-optimized", optimized, "hlo", tool, seconds)]
-    if target == "cpu":
-        rungs += _cpu_code(folder)
-        # The functions XLA:CPU emitted code for.
-        kernels = hlo.kernels(optimized, set(re.findall(
-            r'^define .*@"?([\w.-]+)"?\(', rungs[1].raw, re.M)))
-    elif target in GPUS:
-        code, used = _gpu_code(folder, target)
-        rungs += code
-        kernels = tuple(
-            replace(kernel, **used.get(re.sub(r"[.-]", "_", kernel.name), {}))
-            for kernel in hlo.kernels(optimized))
-    else:
-        rungs += _tpu_code(llo, tool)
-        kernels = hlo.kernels(optimized)
+    tool, lines = _tool(target), origins.hlo(optimized, here)
+    code = _cpu_code(folder) if target == "cpu" else []
+    kernels = hlo.kernels(optimized, set(re.findall(  # what it emitted itself
+        r'^define .*@"?([\w.-]+)"?\(', code[0].raw, re.M)) if code else None)
+    names, used = [_symbol(kernel.name) for kernel in kernels], {}
+    if target in GPUS:
+        code, used = _gpu_code(folder, target, names)
+    elif target != "cpu":
+        code, used = _tpu_code(llo, tool), _tpu_slots(llo)
+    kernels = tuple(replace(kernel, **used.get(name, {}))
+                    for kernel, name in zip(kernels, names, strict=True))
     if calls := hlo.library_calls(optimized, kernels):
-        rungs.append(Rung("library", calls, "hlo", tool, 0.0))
+        code.append(Rung("library", calls, "hlo", tool, 0.0))
+    # Code has no places of its own: where it names a kernel, the kernel's.
+    heads = [re.match(r" +(?:ROOT )?%?([\w.-]+) = ", row)
+             for row in optimized.splitlines()]
+    made = {_symbol(head[1]): line
+            for head, line in zip(heads, lines, strict=True)
+            if head and line and _symbol(head[1]) in names}
+    rungs = [Rung("hlo-optimized", optimized, "hlo", tool, seconds, lines),
+             *(replace(rung, origins=origins.named(rung.raw, made))
+               for rung in code)]
     stats = executable.get_compiled_memory_stats()
     assigned, lives = ("".join(_read(folder, f"*{name}.txt")[:1])
                        for name in ("buffer-assignment", "live-range"))
@@ -250,6 +266,11 @@ def _collect(executable: Any, target: str, folder: Path, llo: Path,
         hlo.buffers(assigned, lives or assigned),  # jax 0.7: in one file
         {name: getattr(stats, f"{name}_size_in_bytes")
          for name in ("argument", "output", "alias", "temp")})
+
+
+def _symbol(name: str) -> str:
+    """The name of a kernel as PTX has it: fusion_1 for fusion.1."""
+    return re.sub(r"[.-]", "_", name)
 
 
 def _tool(target: str) -> str:
@@ -301,13 +322,22 @@ def _cpu_code(folder: Path) -> list[Rung]:
     return rungs
 
 
-def _gpu_code(folder: Path, target: str
+def _gpu_code(folder: Path, target: str, names: list[str]
               ) -> tuple[list[Rung], dict[str, dict[str, int]]]:
-    """LLVM IR, PTX and SASS, and what each kernel uses by its name."""
-    ptx = [code for code in _read(folder, "*.ptx") if ".entry" in code]
+    """LLVM IR, PTX and SASS, and what each kernel uses by its name.
+
+    Kernels stand in the order of ``names``: XLA's own, by threads, varies.
+    """
+    def place(code: str) -> int:
+        defined = re.findall(r"(?:\.entry |define [^@]*@)(\w+)", code)
+        return min((names.index(name) for name in defined if name in names),
+                   default=len(names))
+
+    ptx = sorted((code for code in _read(folder, "*.ptx") if ".entry" in code),
+                 key=place)
     if not ptx:  # every kernel is a library's
         return [], {}
-    llvm = _read(folder, "*ir-with-opt.ll")
+    llvm = sorted(_read(folder, "*ir-with-opt.ll"), key=place)
     rungs = [Rung("llvm-ir", "\n".join(llvm), "llvm", _tool(target), 0.0),
              Rung("ptx", "\n".join(ptx), "ptx", _tool(target), 0.0)]
     try:
@@ -319,16 +349,41 @@ def _gpu_code(folder: Path, target: str
 
 def sass(ptx: list[str]) -> tuple[Rung, dict[str, dict[str, int]]]:
     """Machine code of PTX, one kernel a text, and what each kernel uses."""
-    start, made = time.perf_counter(), {}
-    for code in ptx:
-        name = re.search(r"\.entry (\w+)", code)[1]
-        arch = re.search(r"^\.target (\w+)", code, re.M)[1]
-        made[name] = triton.assemble(code, arch)
+    start = time.perf_counter()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # nvdisasm takes 0.5 s
+        made = dict(zip(
+            (re.search(r"\.entry (\w+)", code)[1] for code in ptx),
+            pool.map(lambda code: triton.assemble(code, re.search(
+                r"^\.target (\w+)", code, re.M)[1]), ptx), strict=True))
     return Rung("sass", "\n".join(code.sass for code in made.values()), "sass",
-                made[name].tool, time.perf_counter() - start), {
+                next(iter(made.values())).tool,
+                time.perf_counter() - start), {
         name: {"registers": code.registers, "spills": code.spills,
                "shared_bytes": code.shared_bytes}
         for name, code in made.items()}
+
+
+def _tpu_slots(folder: Path) -> dict[str, dict[str, Any]]:
+    """Bundles and slot use of each kernel, by its name.
+
+    libtpu writes a row a bundle: how many of each slot's units it uses.
+    """
+    used = {}
+    for file in folder.glob(f"*-{_SLOTS}.txt"):
+        head, _, body = file.read_text().partition("== UTILIZATION:\n")
+        rows = [row.split() for row in body.splitlines() if row]
+        slots = re.search(r"^(\w.*,.*)$", head, re.M)[1].split(", ")
+        busy = {slot: sum(n != "0" for n in column) / len(rows) for
+                slot, column in zip(slots, zip(*rows, strict=True),
+                                    strict=True)}
+        used[_symbol(_program(file, _SLOTS))] = {
+            "bundles": len(rows), "slots": busy}
+    return used
+
+
+def _program(file: Path, label: str) -> str:
+    """The name in a file of libtpu's, which begins with a clock."""
+    return re.sub(rf"^[0-9]+-|-[0-9]+-{label}$", "", file.stem)
 
 
 def _tpu_code(folder: Path, tool: str) -> list[Rung]:
@@ -338,9 +393,8 @@ def _tpu_code(folder: Path, tool: str) -> list[Rung]:
         files = [file for file in folder.glob(f"*-{label}.txt")
                  if "schedule-analysis" not in file.name]
         files.sort(key=lambda file: -file.stat().st_size)
-        # libtpu's file names begin with a clock: keep the program's name.
-        parts = [f"// {re.sub(r'^[0-9]+-|-[0-9]+-' + label, '', file.stem)}"
-                 f"\n{file.read_text()}" for file in files]
+        parts = [f"// {_program(file, label)}\n{file.read_text()}"
+                 for file in files]
         if parts:
             rungs.append(Rung(name, "\n".join(parts), name, tool, 0.0))
     return rungs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -157,3 +158,178 @@ def saved_for_tanh() -> int:
     memory = ir.ladder(lambda x, w, b: torch.tanh(x @ w + b), *args,
                        wrt="all").memory
     return memory["saved"] - memory["saved inputs"]
+
+
+@exercise(
+    "2.5",
+    hints=("A trace is kept for a shape and a type. Which of the six are "
+           "alike in both?",
+           "jax.typeof(value) says what jit looks at. A ~ marks a weak type."),
+    why="f32[3] twice, int32[3], a weak f32 (1.0 and 2.0 alike), and a strong "
+        "one: np.float32(2) has chosen its type, a Python float has not.",
+    wrong=((lambda right: right + 2,
+            "Values do not count: zeros look like ones, and 2.0 like 1.0."),
+           (lambda right: right + 1,
+            "Two of them differ in value only, twice over."),
+           (lambda right: right - 1,
+            "Is np.float32(2) the same to JAX as 2.0? Think of what each "
+            "becomes beside a bf16 array.")),
+)
+def traces_made() -> int:
+    """How often is f traced, for the six arguments jnp.ones(3), jnp.zeros(3),
+    jnp.ones(3, int), 1.0, 2.0 and np.float32(2)?"""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    traces = []
+
+    def f(x: Any) -> Any:
+        traces.append(x)
+        return x + 1
+
+    fast = jax.jit(f)
+    for value in (jnp.ones(3), jnp.zeros(3), jnp.ones(3, int), 1.0, 2.0,
+                  np.float32(2)):
+        fast(value)
+    return len(traces)
+
+
+@exercise(
+    "2.6",
+    hints=("Dynamo's second graph of x * n had a symbol for n. Can a graph "
+           "that has no loop hold `for _ in range(n)`?",
+           "Compile it with backend=keep, call it four times, count graphs."),
+    why="The number of rounds decides how many products the graph holds, so "
+        "n cannot stay open: each n is a guard, and a graph of its own.",
+    wrong=((lambda right: 2,
+            "So it was for x * n, where n is only multiplied. Here it decides "
+            "how many operations there are."),
+           (lambda right: 1, "One graph has one number of products."),
+           (lambda right: 8, "That is the limit, and it is not reached."),
+           (lambda right: 14, "Those are the products. How many graphs?")),
+)
+def powers_made() -> int:
+    """How many graphs does Dynamo make of `power`, called with n = 2, 3, 4
+    and 5?"""
+    from course_utils import host
+
+    torch = host.need("torch", "Dynamo is its part")
+    graphs = []
+
+    def power(x: Any, n: int) -> Any:
+        for _ in range(n):
+            x = x * x
+        return x
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(power, backend=keep)
+    for n in (2, 3, 4, 5):
+        compiled(torch.ones(2), n)
+    return len(graphs)
+
+
+@exercise(
+    "2.7",
+    hints=("A listing for one chip shows what that chip holds: a slice.",
+           "Undo the division: multiply the dimension that was split."),
+    why="Eight slices of [1, 8192] are [8, 8192], and eight of [4096, 8192] "
+        "are [32768, 8192]. One chip's program shows only its share.",
+    wrong=((lambda right: ((1, 8192), right[1]),
+            "The first operand is split too: each chip has one of its rows."),
+           (lambda right: ((8192, 8), right[1]),
+            "Each chip has a row of 8192, and there are eight of them."),
+           (lambda right: (right[0], (4096, 8192)),
+            "4096 is one chip's part of the first dimension."),
+           (lambda right: (right[0], (4096, 65536)),
+            "It was the first dimension that was split."),
+           (lambda right: ((1, 65536), right[1]),
+            "The split ran along the first dimension, the one of size 1.")),
+)
+def whole_arrays() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Which whole arrays are behind bf16[1, 8192] and bf16[4096, 8192] on
+    each of eight chips, both split in eight along their first dimension?"""
+    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+    split = NamedSharding(AbstractMesh((8,), ("chips",)),
+                          PartitionSpec("chips"))
+
+    def whole(part: tuple[int, int]) -> tuple[int, int]:
+        return next((rows, part[1]) for rows in range(8, 2**16, 8)
+                    if split.shard_shape((rows, part[1])) == part)
+
+    return whole((1, 8192)), whole((4096, 8192))
+
+
+@exercise(
+    "2.8",
+    hints=("What does each slope need: that of exp, of log1p, of tanh, and "
+           "of a product? A matrix needed twice is kept once.",
+           'kept(mish, x), and the "saved" of ir.ladder(mish, x, wrt="all").'),
+    why="Eager keeps x, the exponential and the tanh. The exponential is its "
+        "own slope and the input of log1p, and is kept once. All of it "
+        "follows from x by cheap operations, so the cut keeps only x.",
+    wrong=((lambda right: right[::-1], "Eager's number comes first."),
+           (lambda right: (right[0] + 4, right[1]),
+            "Is one matrix counted twice? The result of exp is the input of "
+            "log1p."),
+           (lambda right: (right[0], 0),
+            "The backward must begin from something: x itself is saved."),
+           (lambda right: (right[0] - 4, right[1] - 4),
+            "The input counts too: it must not go before the backward is "
+            "done."),
+           (lambda right: (right[0], right[0]),
+            "Which of these can be made again from x without a product?"),
+           (lambda right: tuple(4 * n for n in right),
+            "A matrix of 1024 x 1024 f32 takes 4 MiB.")),
+)
+def kept_for_mish() -> tuple[float, float]:
+    """How many MiB does eager PyTorch keep for the backward of
+    x * tanh(log1p(exp(x))), x f32[1024, 1024], and how many the cut?"""
+    from course_utils import host, ir
+
+    torch = host.need("torch", "autograd is its part")
+    storages = {}
+
+    def mish(x: Any) -> Any:
+        return x * torch.tanh(torch.log1p(torch.exp(x)))
+
+    def pack(t: Any) -> Any:
+        storages[t.data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    x = torch.rand(1024, 1024, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        mish(x)
+    saved = ir.ladder(mish, x.detach(), wrt="all").memory["saved"]
+    return sum(storages.values()) / 2**20, saved / 2**20
+
+
+@exercise(
+    "2.9",
+    hints=("One line rises by 80 ms with each shape; the other lies flat.",
+           "80 n > 1500 + 1900, and n is a whole number."),
+    why="3,400 ms divided by 80 is 42.5: up to 42 shapes JAX has waited "
+        "less, from 43 on torch.compile. Sequences of every length are that "
+        "many; the batches of one training run are one or two.",
+    wrong=((lambda right: right - 1,
+            "At 42 shapes JAX has waited 3,360 ms, still less."),
+           (lambda right: 42.5, "Shapes come whole."),
+           (lambda right: math.floor(1500 / 80) + 1,
+            "The second shape compiles once more, with a symbol."),
+           (lambda right: math.floor(1900 / 80) + 1,
+            "The first shape has its own compile, before the symbol.")),
+)
+def shapes_until_equal() -> int:
+    """From how many different shapes on has torch.compile (1,500 ms, then
+    1,900 ms, then none) waited less for its compiler than JAX (80 ms each)?
+    """
+    waits, shapes = {"jax": 0, "torch": 0}, 0
+    while waits["torch"] >= waits["jax"]:
+        shapes += 1
+        waits["jax"] += 80
+        waits["torch"] += {1: 1500, 2: 1900}.get(shapes, 0)
+    return shapes

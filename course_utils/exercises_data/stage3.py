@@ -238,3 +238,84 @@ def fsdp_collective() -> tuple[str, int]:
     made = ir.ladder(fn, *split, target="tpu-v5e").kernels
     return next((k.ops[0], k.bytes_written) for k in made
                 if "all-" in k.ops[0])
+
+
+@exercise(
+    "3.9",
+    hints=("Y is as large as before: 1,024 results of 8 x 128 numbers. How "
+           "many pieces does each sum of 2,048 products come in?",
+           "On v5e and v6e the bias is one addition, and joining n pieces is "
+           "n - 1. On the TPU7x, what reaches the vector unit?"),
+    why="Sixteen pieces of 128 products on the v5e, eight of 256 on the v6e, "
+        "1,024 times each, the bias included. On the TPU7x the pieces are "
+        "added where they lie, so its vector unit still adds only the bias.",
+    wrong=((lambda right: (right[0], right[1], 2 * right[2]),
+            "Two of three. On the TPU7x longer sums give no more results."),
+           (lambda right: (right[0] // 2, right[1] // 2, right[2]),
+            "Those are the counts for K = 1024; here it is 2048."),
+           (lambda right: (right[0] - 1024, right[1] - 1024, right[2]),
+            "Joining n pieces takes n - 1 additions, and then comes b.")),
+)
+def vector_additions() -> tuple[int, int, int]:
+    """With X bf16[512, 2048] and W bf16[2048, 2048], how many vector
+    additions do the programs for v5e, v6e and TPU7x execute?"""
+    import math
+    import re
+
+    import jax
+    import jax.numpy as jnp
+
+    from course_utils import example, ir
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+            for shape in ((512, 2048), (2048, 2048), (2048,))]
+
+    def executed(target: str) -> int:
+        text = ir.ladder(example.function(), *args, target=target)[
+            "bundles"].text
+        bounds = re.search(r"iteration_bounds: \(([^)]*)\)", text)[1]
+        return math.prod(map(int, bounds.split(","))) * len(
+            re.findall(r" vadd\.b?f", text))
+
+    return executed("tpu-v5e"), executed("tpu-v6e"), executed("tpu7x")
+
+
+@exercise(
+    "3.10",
+    hints=("In the listing, find the kernel that writes as much as X has.",
+           "A product alone would read two operands. This one makes its left "
+           "operand first, from two."),
+    why="Without dX the third kernel is gone and the others stay as they "
+        "were. It read W, dY and, for the ReLU, XW + b, and wrote dX.",
+    wrong=((lambda right: 512 * 1024 * 2,
+            "That is what its kernel writes. It also reads."),
+           (lambda right: right - 512 * 2048 * 2,
+            "The kernel reads XW + b besides dY: the ReLU's way back is "
+            "inside."),
+           (lambda right: right - 512 * 1024 * 2,
+            "That is what its kernel reads. It also writes."),
+           ELEMENTS),
+)
+def without_dx() -> int:
+    """How many bytes less do the kernels of step move on a TPU v5e if it
+    returns no dx?"""
+    import jax
+
+    from course_utils import example, ir
+
+    fn, args = example.function(), example.specs()
+
+    def step(x: Any, w: Any, b: Any, dy: Any) -> tuple[Any, ...]:
+        y, back = jax.vjp(fn, x, w, b)
+        dx, dw, db = back(dy)
+        return y, dx, w - 0.01 * dw, b - 0.01 * db
+
+    def shorter(*values: Any) -> tuple[Any, ...]:
+        y, _, *rest = step(*values)
+        return y, *rest
+
+    def moved(function: Callable[..., Any]) -> int:
+        made = ir.ladder(function, *args, target="tpu-v5e", donate=(1, 2))
+        return sum(k.bytes_read + k.bytes_written for k in made.kernels)
+
+    return moved(step) - moved(shorter)

@@ -11,9 +11,11 @@ factorizations and FFTs (5 n log2 n, half if real) by their textbook counts.
 ``integer``: integer arithmetic, comparisons, selects; a sort is n log2 n.
 Complex: a sum is 2, a product 6, else its two parts. Moving data and drawing
 random bits are no FLOPs. A loop is its body times its trips, a branch the
-dearest of its ways, a recomputation counts. Each op reads its inputs and
-writes its outputs once; views move nothing, a gather only what it takes, a
-write into part of an array what it writes (through a mask: all).
+dearest of its ways, a kernel of Pallas its body times its programs, a
+recomputation counts. Each op reads its inputs and writes its outputs once;
+views move nothing, a gather only what it takes, a write into part of an array
+what it writes (through a mask: all). What has no rule is in ``unknown``:
+iterative factorizations, collectives, callbacks, sparse and quantized ops.
 """
 
 from __future__ import annotations
@@ -160,4 +162,5 @@ def _described(fn: Any, args: tuple) -> str:
         names[:len(own)] = own
     return ", ".join(f"{name} " + (" ".join(
         str(array(x)) for x in leaves(arg) if hasattr(x, "dtype"))
-        or repr(arg)[:40]) for name, arg in zip(names, args, strict=True))
+        or " ".join(repr(arg).split())[:40])
+        for name, arg in zip(names, args, strict=True))

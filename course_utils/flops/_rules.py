@@ -369,7 +369,7 @@ TORCH = _COMMON | _table({
     "_efficientzerotensor": view,
     "index gather index_select embedding": _take,
     "index_put _unsafe_index_put": _put(-1), "scatter": _put(1),
-    "scatter_add": _put(1, True),
+    "scatter_add scatter_reduce": _put(1, True),
     "copy copy_to zero fill zeros ones full arange zeros_like ones_like "
     "full_like new_zeros new_ones new_full": _fill,
     "clone _to_copy cat stack constant_pad_nd flip roll repeat tril triu "

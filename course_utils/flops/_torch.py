@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import gc
 import inspect
 import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch._decomp import decomposition_table
 from torch._subclasses import fake_tensor
 from torch.backends import mkldnn
-from torch.nn import Module, Parameter, functional
+from torch.nn import Module, Parameter
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
@@ -33,6 +36,7 @@ from course_utils.host import need
 
 Tensor, Fake = torch.Tensor, fake_tensor.FakeTensor
 _DEVICE, _STRIDED = torch.ops.prim.device.default, torch.strided
+_OVERLOAD = torch._ops.OpOverload
 _PLAIN = Tensor.__deepcopy__, torch._C.TensorBase.clone
 
 
@@ -48,6 +52,9 @@ def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
                          counter.leave, always_call=True)):
             stack.callback(hook.remove)
         stack.enter_context(mock.patch.object(torch, "cond", counter.cond))
+        if gc.isenabled():  # a third of the time, for a graph that is held
+            stack.callback(gc.enable)
+            gc.disable()
         params = _run(fn, args, kwargs, wrt, fake, _Products(), counter)
     return counter.ops, params, counter.unknown
 
@@ -168,10 +175,10 @@ class _Products(TorchFunctionMode):
     """Attention and bilinear forms as the products they are made of."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is functional.scaled_dot_product_attention:
+        if func is F.scaled_dot_product_attention:
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))
-        if func is not functional.bilinear:
+        if func is not F.bilinear:
             return func(*args, **(kwargs or {}))
         x, y, weight, bias = (*args, None)[:4]
         half = torch.einsum("...i,oij->...oj", x, weight)
@@ -200,26 +207,18 @@ def _plain(x: Any) -> bool:
                 x.is_conj() or x.is_neg() or x._is_zerotensor()))
 
 
-@dataclass
-class _Seen:
+class _Seen(NamedTuple):
     """What is known of an op of these shapes and parameters.
 
-    ``results``, None if it has to run each time, tell of each tensor that it
-    returns which input it is, or the shape, strides and so on of a new one.
+    ``ops`` gives what it counts as, by path and line. ``results``, None if
+    it has to run each time, tell of each tensor that it returns which input
+    it is, or the shape, strides and so on of a new one.
     """
 
-    ops: list[rules.Op]
+    ops: Callable | None
     unknown: str
-    results: list | None
+    results: list | None = None
     alone: bool = False  # one tensor, not a list of one
-    placed: dict = field(default_factory=dict)  # ops by path and line
-
-    def at(self, *place: str) -> list[rules.Op]:
-        if place not in self.placed:
-            path, line = place
-            self.placed[place] = [
-                replace(op, path=path, line=line) for op in self.ops]
-        return self.placed[place]
 
 
 class _Count(TorchDispatchMode):
@@ -260,13 +259,19 @@ class _Count(TorchDispatchMode):
         if func is _DEVICE and isinstance(args[0], Fake):
             return args[0].fake_device  # asked most of all, so briefly
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
+        if func is torch.ops.higher_order.cond:
+            with self:
+                return self.cond(*args)
+        if not isinstance(func, _OVERLOAD):
             self.unknown.append(str(func))  # an operator on functions
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             ins: list[Tensor] = []
-            key = func, self.key(args, ins), self.key(kwargs.items(), ins)
-            if len(set(ids := [*map(id, ins)])) < len(ids):
+            key = func, self.key(args, ins)
+            if kwargs:
+                key += self.key(kwargs.items(), ins)
+            ids = [*map(id, ins)]
+            if len(ids) > 1 and len(set(ids)) < len(ids):
                 key += tuple(map(ids.index, ids))  # x * x reads x once
             real = [x for x in ins if not isinstance(x, Fake)]
             if real and (any(isinstance(x, Parameter) for x in real) or (
@@ -284,8 +289,8 @@ class _Count(TorchDispatchMode):
             if seen.unknown:
                 self.unknown.append(seen.unknown)
             if seen.ops:
-                self.ops += seen.at("backward", "") if (
-                    torch._C._current_autograd_node()) else seen.at(
+                self.ops += seen.ops("backward", "") if (
+                    torch._C._current_autograd_node()) else seen.ops(
                         self.running[-1], _line())
             return out
 
@@ -333,39 +338,45 @@ class _Count(TorchDispatchMode):
                 name, [*map(rules.array, ins)], [*map(rules.array, outs)],
                 [*map(id, ins)], rule,
                 dict(zip(named, args, strict=False)) | kwargs)
+        seen = _Seen(ops and functools.cache(lambda path, line: [
+            replace(op, path=path, line=line) for op in ops]), unknown)
         flat = out if isinstance(out, list | tuple) else [out]
         if torch.Tag.inplace_view in func.tags or not all(
                 map(_plain, (*ins, *flat))):
-            return _Seen(ops, unknown, None), out
+            return seen, out
         ids = [*map(id, ins)]
-        return _Seen(ops, unknown, [ids.index(id(y)) if id(y) in ids else (
-            y.shape, y.stride(), y.dtype, y.fake_device, dict(vars(y)))
-            for y in flat], flat is not out), out
+        return seen._replace(alone=flat is not out, results=[
+            ids.index(id(y)) if id(y) in ids else (
+                y.shape, y.stride(), y.dtype, y.fake_device, dict(vars(y)))
+            for y in flat]), out
 
     def again(self, seen: _Seen, func: Any, args: Any, kwargs: dict,
               ins: list[Tensor]) -> Any:
         """What the op returned when it came before, made anew."""
         made, views = [], None
-        with torch._C._DisableTorchDispatch():
-            if func.is_view:
+        if func.is_view:
+            with fake_tensor.in_kernel_invocation_manager(self.fake):
                 views = func(*args, **kwargs)
-                views = [views] if seen.alone else views
-            for i, how in enumerate(seen.results):
-                if isinstance(how, int):
-                    made.append(ins[how])
-                    continue
-                shape, strides, dtype, device, attributes = how
-                y = Tensor._make_subclass(
-                    Fake, views[i] if views else torch.empty_strided(
-                        shape, strides, dtype=dtype, device="meta"),
-                    dispatch_device=True, device_for_backend_keys=device)
-                vars(y).update(attributes)
-                made.append(y)
+            views = [views] if isinstance(views, Tensor) else views
+        for i, how in enumerate(seen.results):
+            if isinstance(how, int):
+                made.append(ins[how])
+                continue
+            shape, strides, dtype, device, attributes = how
+            with torch._C._DisableTorchDispatch():
+                y = views[i] if views else torch.empty_strided(
+                    shape, strides, dtype=dtype, device="meta")
+                y = Tensor._make_subclass(Fake, y, dispatch_device=True,
+                                          device_for_backend_keys=device)
+            vars(y).update(attributes)
+            made.append(y)
         return made[0] if seen.alone else made
 
     def rule(self, func: Any, space: str, name: str, args: Any, kwargs: dict,
              out: Any) -> Callable | None:
-        if func.is_view or torch.Tag.inplace_view in func.tags:
+        composite = func._can_decompose()  # such a view may be a copy
+        if func.is_view and not composite or (
+                torch.Tag.inplace_view in func.tags):
             return rules.view
         if any(x.layout is not _STRIDED
                for x in _tensors((args, kwargs, out))):
@@ -373,11 +384,13 @@ class _Count(TorchDispatchMode):
         if space in ("aten", "prims") and name in rules.TORCH:
             return rules.TORCH[name]
         parts = decomposition_table.get(func) or (
-            func._can_decompose() and func.decompose)
+            composite and func.decompose)
         formula = _flop_counter().flop_registry.get(func._overloadpacket)
         if parts:
             with self:
                 made = self.parts(parts, args, kwargs)[0]
+            if not made:
+                return rules.view
             work = Counter({kind: sum(getattr(op, kind) for op in made)
                             for kind in rules.KINDS})
         elif formula and space != "aten":

@@ -1,0 +1,194 @@
+"""From a line of an IR back to the line of Python that caused it. Floor 1.
+
+Each function takes a text with the locations its compiler keeps, and the
+reader's file, and gives one number for each line of the text: a line of that
+file, 0 where the compiler does not say. What a library's helper made counts
+for the line in the file that called it: of the frames of a call the innermost
+that lies in the file.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+Origins = tuple[int, ...]
+_SHARED = re.compile(r"\bcall @([\w.]+)|to_apply=%?([\w.-]+)")
+_HEAD = re.compile(r"\s*func\.func private @([\w.]+)"
+                   r"|%?([\w.-]+) (?:\(.*\) -> .* )?\{$")
+_TRACING = os.path.join(os.path.dirname(__file__), "xla.py")
+
+
+def first(frames: Iterable[tuple[str, str | int]], file: str) -> int:
+    """The line of the first of (path, line) that lies in ``file``, or 0.
+
+    A path may be the file's name alone: PTX has no more. -1 where the frames
+    first leave the function being traced: what called it caused nothing.
+    """
+    names = (file, os.path.basename(file))
+    for path, line in frames:
+        if path in names:
+            return int(line)
+        if path == _TRACING:
+            return -1
+    return 0
+
+
+def jaxpr(text: str) -> Origins:
+    """Of a jaxpr whose equations end in ``# line``; what is inside them
+    without a line of its own has theirs."""
+    numbers, around = [], [(-1, 0)]
+    for row in text.splitlines():
+        bare = row.lstrip()
+        indent = len(row) - len(bare) + bare.startswith("]")
+        while around[-1][0] >= indent:
+            around.pop()
+        own = re.search(r" # (\d+)$", row)
+        numbers.append(int(own[1] if own else 0) or around[-1][1])
+        around.append((indent - bare.startswith("]"), numbers[-1]))
+    return tuple(numbers)
+
+
+def mlir(text: str, file: str) -> Origins:
+    """Of StableHLO, TTIR or TTGIR with locations."""
+    table = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", text, re.M))
+
+    @functools.cache
+    def line(place: str) -> int:
+        parts = re.findall(r'"([^"]*)":(\d+)|(#loc\d*)', place)
+        return next(filter(None, (
+            line(table.get(name, "")) if name else first([(path, at)], file)
+            for path, at, name in parts)), 0)
+
+    numbers, below = [], {}
+    for row in reversed(text.splitlines()):
+        indent = len(row) - len(row.lstrip())
+        if place := re.search(r" loc\(([^%]*)\)$", row):
+            # An op with a body has its place where that closes.
+            below[indent] = max(0, line(place[1]))
+        numbers.append(0 if row.startswith("#") else below.get(indent, 0))
+    return _called(text, numbers[::-1])
+
+
+def hlo(text: str, file: str) -> Origins:
+    """Of HLO with its metadata and tables of stack frames."""
+    tables = {head: {key: dict(re.findall(r'(\w+)=(\d+)', row)) or row[1:-1]
+                     for key, row in re.findall(r"(\d+) (.*)\n", body)}
+              for head, body in re.findall(
+                  r"^(FileNames|FileLocations|StackFrames)\n((?:.+\n)*)", text,
+                  re.M)}
+    lines, none = {}, None
+    for key, frame in tables.get("StackFrames", {}).items():
+        parent = int(frame.get("parent_frame_id", 0))
+        none = parent if none is None else none  # jaxlib counts from 1 or 0
+        at = tables["FileLocations"][frame["file_location_id"]]
+        lines[key] = (
+            first([(tables["FileNames"][at["file_name_id"]], at["line"])],
+                  file) or lines.get(str(parent - none), 0))
+    numbers = []
+    for row in text.splitlines():
+        frame = re.search(r"stack_frame_id=(\d+)", row)
+        older = re.findall(r'source_file="([^"]*)" source_line=(\d+)', row)
+        numbers.append(max(0, lines.get(frame[1], 0) if frame
+                           else first(older, file)))
+    return _called(text, numbers)
+
+
+def _called(text: str, numbers: list[int]) -> Origins:
+    """A function without places of its own has that of its only call, and a
+    fusion without one that of the last of its operations."""
+    rows, calls = text.splitlines(), {}
+    for row, number in zip(rows, numbers, strict=True):
+        for names in _SHARED.findall(row):
+            calls.setdefault("".join(names), set()).add(number)
+    whole, last, name, here = [], {}, "", 0
+    for row, number in zip(rows, numbers, strict=True):
+        if head := _HEAD.match(row):
+            name = head[1] or head[2]
+            lines = calls.get(name, ())
+            here = min(lines) if len(lines) == 1 else 0
+        elif fused := re.search(r"\bcalls=%?([\w.-]+)", row):
+            number = number or last.get(fused[1], 0)
+        whole.append(number or here)
+        last[name] = number or last.get(name, 0)
+        if re.match(r" {0,2}\}", row):
+            name, here = "", 0
+    return tuple(whole)
+
+
+def llvm(text: str, file: str) -> Origins:
+    """Of LLVM IR with debug information."""
+    nodes = dict(re.findall(r"^(!\d+) = (?:distinct )?!(DI.*)$", text, re.M))
+
+    @functools.cache
+    def line(key: str) -> int:
+        def of(name: str, node: str) -> str:
+            found = re.search(rf'\b{name}: "?([^,")]+)', nodes.get(node, ""))
+            return found[1] if found else ""
+
+        path = of("filename", of("file", of("scope", key)))
+        return first([(path, of("line", key) or 0)], file) or (
+            line(of("inlinedAt", key)) if of("inlinedAt", key) else 0)
+
+    found = (re.search(r"!dbg (!\d+)", row) for row in text.splitlines())
+    return tuple(line(place[1]) if place else 0 for place in found)
+
+
+def listing(text: str, file: str) -> Origins:
+    """Of PTX or AMD's assembly: the comment of each ``.loc`` has all frames.
+
+    >>> # .loc 2 43 17  // standard.py:43:17 @[ kernel.py:34:25 ]
+    """
+    numbers, now = [], 0
+    for row in text.splitlines():
+        if re.match(r"\s*\.loc\s", row):
+            now = first(_frames(row), file)
+        code = re.match(r"\s+(\.loc\s|[@\w{])", row)
+        numbers.append(now if code else 0)
+    return tuple(numbers)
+
+
+def _frames(row: str) -> list[tuple[str, str]]:
+    return re.findall(r"([^\s\[/;]+):(\d+):\d+", row)
+
+
+def helpers(ptx: str, file: str) -> dict[tuple[str, str], int]:
+    """Lines of libraries that PTX inlined, each where one line called it."""
+    calls: dict[tuple[str, str], set[int]] = {}
+    for row in re.findall(r"^\s*\.loc\s.*", ptx, re.M):
+        if frames := _frames(row):
+            calls.setdefault(frames[0], set()).add(first(frames, file))
+    return {place: min(lines) for place, lines in calls.items()
+            if len(lines) == 1}
+
+
+def sass(text: str, file: str, inlined: Mapping[tuple[str, str], int],
+         ) -> tuple[str, Origins]:
+    """SASS without the notes of ``nvdisasm -gi``, and its origins."""
+    rows, numbers, now = [], [], 0
+    for row in text.splitlines(keepends=True):
+        if "//## File" in row:
+            frames = re.findall(r'"([^"]*)", line (\d+)', row)
+            path, at = frames[0]
+            now = first(frames, file) or inlined.get(
+                (os.path.basename(path), at), 0)
+            continue
+        now = now * (not row.startswith("//-"))  # a section begins
+        rows.append(row)
+        numbers.append(now if "/*" in row else 0)
+    return "".join(rows), tuple(numbers)
+
+
+def named(text: str, lines: Mapping[str, int]) -> Origins:
+    """Of code without places: only where one of the names in ``lines`` first
+    stands. A name's "_" may be written "." or "-"."""
+    if not lines:
+        return ()
+    left = dict(lines)
+    names = "|".join(name.replace("_", "[._-]") for name in lines)
+    wanted = re.compile(rf"(?<![\w.])(?:{names})(?!\w|\.\d)")
+    found = (wanted.search(row) for row in text.splitlines())
+    return tuple(left.pop(re.sub(r"[.-]", "_", name[0]), 0) if name else 0
+                 for name in found)
