@@ -11,6 +11,7 @@ import inspect
 import math
 import re
 import textwrap
+from collections import Counter
 from typing import Any
 
 from course_utils import flops, host, ir, kernels, memory
@@ -78,8 +79,8 @@ def _executable() -> str:
              f"{kernel.shared_bytes:,} B of shared memory"]
     for wanted in ("UTMALDG|LDGSTS|LDG", "HGMMA", "FADD|HADD2", "FMNMX|HMNMX2",
                    "STG"):
-        if found := re.findall(rf"\b((?:{wanted})\S*) ", code):
-            lines.append(f"{len(found):4} x {found[0]}")
+        found = Counter(re.findall(rf"\b((?:{wanted})\S*) ", code))
+        lines += [f"{n:4} x {name}" for name, n in found.most_common(1)]
     return "\n".join(lines)
 
 

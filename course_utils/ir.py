@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from course_utils import host
-from course_utils.compilers import recorded, torch, triton, worker, xla
+from course_utils.compilers import (
+    progress,
+    recorded,
+    torch,
+    triton,
+    worker,
+    xla,
+)
 from course_utils.compilers import text as _text
 from course_utils.compilers.rung import (
     Buffer,
@@ -107,8 +114,8 @@ class Ladder:
 
     def diff(self, a: str, b: str) -> Rung:
         """Lines that differ between rungs ``a`` and ``b``, ids hidden."""
-        before, after = (re.sub(r"(%[A-Za-z_][\w-]*?)[.\d]+\b", r"\1",
-                                self[name].text).splitlines()
+        before, after = (_text.without_ids(self[name].text,
+                                           self[name].language).splitlines()
                          for name in (a, b))
         lines = difflib.unified_diff(before, after, a, b, lineterm="", n=1)
         return Rung(f"{a} -> {b}", "\n".join(lines), "diff", "difflib", 0.0)
@@ -123,7 +130,7 @@ class Ladder:
         by. Raises ValueError for a rung that keeps no such links.
         """
         pd = host.need("pandas", "the links come as its table")
-        rung = self[name]
+        rung, found = self[name], _text.pattern(wanted)
         if not any(rung.origins):
             linked = [r.name for r in self if any(r.origins)]
             raise ValueError(
@@ -135,7 +142,7 @@ class Ladder:
               linecache.getline(self.file, line).strip())
              for at, (row, line) in enumerate(zip(
                  rung.text.splitlines(), lines, strict=True), 1)
-             if re.search(wanted, row)],
+             if found.search(row)],
             columns=["line", "text", "python", "code"]).set_index("line")
 
     def save(self, folder: str | Path) -> Path:
@@ -316,10 +323,10 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, fresh: bool,
     if wrt not in (None, "all", "params" if front == "torch" else "all"):
         wrt = _numbered(args, wrt)
     try:
-        with _explained(fn, args):
+        with _explained(fn, args, target):
             if front == "JAX":
-                whole = fn if wrt is None else _with_gradient(
-                    fn, range(len(args)) if wrt == "all" else wrt)
+                whole = fn if wrt is None else xla.gradient(
+                    fn, None if wrt == "all" else wrt)
                 made = xla.compile(whole, args, target, donate, fresh)
             elif front == "Triton":
                 rungs, kernel = triton.ladder(fn, args, target, meta, fresh)
@@ -344,25 +351,15 @@ def _numbered(args: tuple, wrt: Any) -> tuple[int, ...]:
     return numbers
 
 
-def _with_gradient(fn: Callable, numbers: Sequence[int]) -> Callable:
-    """A function that returns fn's value and its gradients."""
-    @functools.wraps(fn)
-    def with_gradient(*values: Any) -> Any:
-        import jax
-        import jax.numpy as jnp
-
-        out, pull = jax.vjp(fn, *values)
-        gradients = pull(jax.tree.map(jnp.ones_like, out))
-        return out, tuple(gradients[n] for n in numbers)
-
-    return with_gradient
-
-
 @contextlib.contextmanager
-def _explained(fn: Callable, args: tuple) -> Iterator[None]:
-    """Whatever a tracer or compiler throws in it becomes one sentence."""
+def _explained(fn: Callable, args: tuple, target: str = "",
+               ) -> Iterator[None]:
+    """Whatever a tracer or compiler throws in it becomes one sentence, and
+    who has to wait reads what for."""
+    whither = f" for {target}" if target else ""
     try:
-        yield
+        with progress.line(f"compiling {_name(fn)}{whither} ..."):
+            yield
     except (Missing, worker.CompilerError):
         raise
     except Exception as error:
@@ -372,11 +369,13 @@ def _explained(fn: Callable, args: tuple) -> Iterator[None]:
 def _explain(fn: Callable, args: tuple, error: Exception) -> str:
     given = [_describe(a) for a in args]
     try:
-        bound = inspect.signature(fn).bind(*args).arguments
+        inner = getattr(fn, "forward", getattr(fn, "fn", fn))
+        bound = inspect.signature(inner).bind_partial(*args).arguments
         given = [f"{name}: {_describe(a)}" for name, a in bound.items()]
     except (TypeError, ValueError):
         pass
-    first = next(iter(str(error).strip().splitlines()), "").rstrip(".: ")
+    told = triton.reason(error) or str(error)
+    first = next(iter(told.strip().splitlines()), "").rstrip(".: ")
     what = ": ".join(filter(None, (type(error).__name__, first)))
     hint = next((h for told, h in _HINTS if re.search(told, what)), "")
     return (f"{_name(fn)}({', '.join(given)}) does not compile: "
@@ -417,6 +416,9 @@ def _front_end(fn: Callable, args: tuple, otherwise: str = "JAX") -> str:
     if not callable(fn):
         raise TypeError(f"fn is a {type(fn).__name__}, not a function: pass "
                         "the function itself, not its result.")
+    if inspect.iscoroutinefunction(getattr(fn, "forward", fn)):
+        raise TypeError(f"{_name(fn)} is an async function, of which a call "
+                        "computes nothing: write it with def alone.")
     bound = isinstance(fn, functools.partial)
     kinds = within(((fn.func, fn.args, fn.keywords) if bound else fn, args))
     if "torch" in kinds and kinds & {"jax", "jaxlib"}:

@@ -137,17 +137,18 @@ def compilation(fn: Callable, args: tuple, *others: tuple) -> Compilation:
 
 
 def table(seen: Iterable[Compilation]) -> pd.DataFrame:
-    """Rows of function and compiler; milliseconds, ``pays after`` in calls.
+    """Rows of function and compiler; the columns name their units.
 
-    ``other 1``, ``other 2`` and so on are the first calls with others.
+    ``other 1 ms``, ``other 2 ms``... are the first calls with others, in
+    order; NaN where there was none.
     """
     pd = host.need("pandas", "it is a table")
     return pd.DataFrame(
         {(c.function, c.compiler): {
-            "capture": 1e3 * c.capture, "first": 1e3 * c.first,
-            "again": 1e3 * c.again,
-            **{f"other {n}": 1e3 * s for n, s in enumerate(c.others, 1)},
-            "plain": 1e3 * c.plain, "pays after": c.pays_after}
+            "capture ms": 1e3 * c.capture, "first ms": 1e3 * c.first,
+            "again ms": 1e3 * c.again,
+            **{f"other {n} ms": 1e3 * s for n, s in enumerate(c.others, 1)},
+            "plain ms": 1e3 * c.plain, "pays after calls": c.pays_after}
          for c in seen}).T.rename_axis(["function", "compiler"])
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
+from numbers import Real
 from typing import Any, NamedTuple
 
 from course_utils._whole import whole
@@ -152,6 +153,7 @@ class Config:
     def attention_flops(self, context: float, causal: bool = False) -> float:
         """FLOPs of QK^T and AV, all layers, for one token of a sequence of
         ``context`` tokens, forward; causal is the mean over the sequence."""
+        _check(context=context)
         near, full = min(context, self.window or math.inf), self.full_layers
         pairs = full * context * (1 - causal / 2) + (self.layers - full) * (
             near * (1 - causal * near / 2 / (context or 1)))
@@ -171,6 +173,7 @@ class Config:
 
     def train_flops(self, tokens: float) -> float:
         """The rule of thumb: 6 x active parameters x tokens."""
+        _check(tokens=tokens)
         return 6 * self.active_params() * tokens
 
     def attention_crossover(self, causal: bool = False) -> float:
@@ -188,6 +191,9 @@ class Config:
     def mfu(self, tokens_per_second: float, peak: float, context: float,
             causal: bool = False) -> float:
         """The share of ``peak`` (FLOP/s, all chips) that training uses."""
+        _check(tokens_per_second=tokens_per_second, peak=peak)
+        if not peak:
+            raise ValueError("peak is 0: give the FLOP/s of all chips.")
         return tokens_per_second / peak * self.flops_per_token(
             context, causal, training=True)
 
@@ -196,6 +202,7 @@ class Config:
                        bytes_per_value: float = 2) -> float:
         """Bytes of the keys and values of all layers (MLA: of what they are
         made from); a layer with a window keeps no more tokens than that."""
+        _check(tokens=tokens, batch=batch, bytes_per_value=bytes_per_value)
         near, full = min(tokens, self.window or math.inf), self.full_layers
         values = self.latent + self.rope if self.latent else (
             2 * self.key_heads * self.head_size)
@@ -205,12 +212,14 @@ class Config:
     def optimizer_bytes(self, bytes_per_param: int = 2 + 2 + 4 + 8) -> int:
         """Bytes that training with Adam holds: 16-bit weight and gradient, a
         32-bit copy of the weight, and two 32-bit moments."""
+        _check(bytes_per_param=bytes_per_param)
         return self.params() * bytes_per_param
 
     def activation_bytes(self, context: int, batch: int = 1,
                          scores: bool = True) -> float:
         """Bytes that the layers keep for the backward pass, 16 bits a value:
         inputs of norms, products and gates, and ``scores`` after softmax."""
+        _check(context=context, batch=batch)
         layer = (self.norms + 1) * self.d_model + self.latent + self.q_latent
         layer += 2 * (self.heads + self.key_heads) * self.head_size
         layer += self.heads * (2 * self.rope + scores * context)
@@ -223,6 +232,13 @@ class Config:
                 f"{self.layers} layers, d_model {self.d_model}, "
                 f"{self.heads} heads ({self.key_heads} of keys and values) of "
                 f"{self.head_size}, d_ff {self.d_ff}, vocabulary {self.vocab}")
+
+
+def _check(**named: float) -> None:
+    """ValueError of the first that is no number from 0 on (NaN is none)."""
+    for name, value in named.items():
+        if not isinstance(value, Real) or not value >= 0:
+            raise ValueError(f"{name} is {value!r}: give a number, 0 or more.")
 
 
 def published(name: str) -> Config:

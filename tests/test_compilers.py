@@ -1,5 +1,6 @@
 """The plumbing of course_utils.compilers: text, HLO, worker, cache."""
 
+import io
 import os
 import re
 import signal
@@ -11,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.compilers import cache, hlo, origins, text, worker
+from course_utils.compilers import (
+    cache,
+    hlo,
+    origins,
+    progress,
+    text,
+    worker,
+)
 from course_utils.compilers.rung import Rung
 
 MODULE = """\
@@ -121,6 +129,91 @@ def test_frames_of_hlo_lead_to_the_readers_file(root, parent):
     assert {*origins.hlo(module, "/other.py")} == {0}
 
 
+LISTING = """\
+\t.loc\t1 9 12\t// standard.py:9:12
+\tmov.u32 %r1, %r2;
+\t.loc\t2 43 17\t// standard.py:43:17 @[ standard.py:9:19 ]
+\tadd.s32 %r3, %r1, 1;
+\t.loc\t2 263 15\t// standard.py:263:15 @[ standard.py:293:36 @[ \
+standard.py:11:34 ] ]
+\tadd.f32 %f3, %f1, %f2;
+\t.file\t1 "/home/standard.py"
+\t.file\t2 "/lib/triton/standard.py"
+"""
+
+
+def test_a_file_named_as_one_of_the_library_keeps_its_own_lines():
+    assert [*origins.listing(LISTING, "/home/standard.py")] == [
+        9, 9, 9, 9, 11, 11, 0, 0]
+    library = "/lib/triton/standard.py"
+    assert origins.helpers(LISTING, "/home/standard.py") == {
+        ("/home/standard.py", "9"): 9, (library, "43"): 9,
+        (library, "263"): 11}
+
+
+CALLS = """\
+module @jit_f {
+  func.func public @main(%arg0: tensor<f32>) -> tensor<f32> {
+    %0 = call @once(%arg0) : (tensor<f32>) -> tensor<f32> loc(#loc7)
+    %1 = call @twice(%0) : (tensor<f32>) -> tensor<f32> loc(#loc8)
+    %2 = call @twice(%1) : (tensor<f32>) -> tensor<f32> loc(#loc9)
+    return %2 : tensor<f32>
+  }
+  func.func private @once(%arg0: tensor<f32>) -> tensor<f32> {
+    %0 = call @deep(%arg0) : (tensor<f32>) -> tensor<f32>
+    return %0 : tensor<f32>
+  } loc(#loc7)
+  func.func private @deep(%arg0: tensor<f32>) -> tensor<f32> {
+    %0 = stablehlo.sine %arg0 : tensor<f32>
+    return %0 : tensor<f32>
+  }
+  func.func private @twice(%arg0: tensor<f32>) -> tensor<f32> {
+    %0 = stablehlo.tan %arg0 : tensor<f32>
+    return %0 : tensor<f32>
+  } loc(#loc8)
+}
+#loc7 = loc("/home/f.py":7:0)
+#loc8 = loc("/home/f.py":8:0)
+#loc9 = loc("/home/f.py":9:0)
+"""
+
+
+def test_a_call_within_a_call_counts_for_the_only_line_that_made_it():
+    numbers = origins.mlir(CALLS, "/home/f.py")
+    assert numbers[2:5] == (7, 8, 9)
+    assert set(numbers[7:15]) == {7}  # @once and @deep, heads among them
+    assert set(numbers[15:19]) == {0}  # @twice is of two lines
+
+
+def test_names_and_their_numbers_are_hidden_in_a_diff():
+    hidden = text.without_ids
+    assert hidden("  sin.1 = f32[8]{0} sine(a.12)", "hlo") == hidden(
+        "  %sin = f32[8]{0} sine(%a)", "hlo")
+    assert hidden("%param_0.3, %0, %arg1, %int8_t", "mlir") == (
+        "%param, %, %arg, %int8_t")
+    assert hidden("f32[] constant(1.5)", "hlo") == "f32[] constant(1.5)"
+
+
+def test_who_waits_reads_what_for(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(progress, "SECONDS", 0.05)
+    said = []
+    for place in (Terminal(), io.StringIO()):  # a file keeps what it is told
+        monkeypatch.setattr(sys, "stderr", place)
+        with progress.line("compiling f ..."):
+            time.sleep(0.5)
+        said.append(place.getvalue())
+    assert said[0].startswith("compiling f ...\r") and said[1] == ""
+    monkeypatch.setattr(sys, "stderr", quick := Terminal())
+    monkeypatch.setattr(progress, "SECONDS", 60)
+    with progress.line("compiling f ..."):
+        pass
+    assert quick.getvalue() == ""
+
+
 def test_html_escapes_every_name():
     rung = Rung("<img onerror=1>", "<script>alert(1)</script>", "hlo",
                 "<b>", 0.0)
@@ -139,6 +232,58 @@ def test_kernels_of_an_hlo_module():
     assert fused.bytes_written == 8 * 4 * 4
     emitted, _ = hlo.kernels(MODULE, generated={"dot.1_kernel", "r"})
     assert emitted.author == "compiler"
+
+
+PARTS = """\
+HloModule jit_f
+
+%update (cache: f32[1000,8], rows: f32[2,8], i: s32[]) -> f32[1000,8] {
+  %cache = f32[1000,8]{1,0} parameter(0)
+  %rows = f32[2,8]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %flat = f32[1000,8]{1,0} bitcast(%cache)
+  %old = f32[2,8]{1,0} dynamic-slice(%flat, %i, %zero)
+  %new = f32[2,8]{1,0} add(%rows, %old)
+  ROOT %d = f32[1000,8]{1,0} dynamic-update-slice(%flat, %new, %i, %zero)
+}
+
+%shared (p: f32[1000,8], q: f32[2,8], j: s32[]) -> (f32[1000,8], f32[8]) {
+  %p = f32[1000,8]{1,0} parameter(0)
+  %q = f32[2,8]{1,0} parameter(1)
+  %j = s32[] parameter(2)
+  %none = s32[] constant(0)
+  %sum = f32[8]{0} reduce(%p, %none), dimensions={0}
+  %e = f32[1000,8]{1,0} dynamic-update-slice(%p, %q, %j, %none)
+  ROOT %both = (f32[1000,8]{1,0}, f32[8]{0}) tuple(%e, %sum)
+}
+
+ENTRY %main (c: f32[1000,8], r: f32[2,8], n: s32[], at: s32[3]) -> f32[3,8] {
+  %c = f32[1000,8]{1,0} parameter(0)
+  %r = f32[2,8]{1,0} parameter(1)
+  %n = s32[] parameter(2)
+  %at = s32[3]{0} parameter(3)
+  %in_place = f32[1000,8]{1,0} fusion(%c, %r, %n), kind=kLoop, calls=%update
+  %plain = f32[1000,8]{1,0} dynamic-update-slice(%in_place, %r, %n, %n)
+  %both = (f32[1000,8]{1,0}, f32[8]{0}) fusion(%plain, %r, %n), calls=%shared
+  %whole = f32[1000,8]{1,0} get-tuple-element(%both), index=0
+  %some = f32[5,8]{1,0} slice(%whole), slice={[0:5], [0:8]}
+  ROOT %got = f32[3,8]{1,0} gather(%whole, %at), offset_dims={1}
+}
+"""
+
+
+def test_only_what_is_taken_or_updated_counts():
+    """Rows of 8 floats: 2 to write, 5 to slice, 3 to gather, of 1000."""
+    row, index = 8 * 4, 4
+    moved = {k.name: (k.bytes_read, k.bytes_written)
+             for k in hlo.kernels(PARTS)}
+    assert moved == {
+        "in_place": (2 * row + 2 * row + index, 2 * row),
+        "plain": (2 * row + index, 2 * row),
+        # What is read in another way besides cannot be updated in place.
+        "both": (1000 * row + 2 * row + index, 1000 * row + row),
+        "some": (5 * row, 5 * row), "got": (3 * row + 3 * index, 3 * row)}
 
 
 @pytest.mark.parametrize("shape, size", [
@@ -212,17 +357,19 @@ def test_worker_raises_what_the_function_raised():
         worker.call("xla", "os:listdir", "/no/such/folder")
 
 
-def test_worker_ends_with_its_parent():
+def test_worker_ends_with_its_parent_and_leaves_no_file(tmp_path):
     code = ("from course_utils.compilers import worker\n"
             "print(worker.call('xla', 'os:getpid'), flush=True)\n"
             "import os; os._exit(1)")  # no atexit
     out = subprocess.run([sys.executable, "-c", code], capture_output=True,
-                         text=True, cwd=os.getcwd())
+                         text=True, cwd=os.getcwd(),
+                         env={**os.environ, "TMPDIR": str(tmp_path)})
     child = int(out.stdout)
     deadline = time.monotonic() + 10
     while not gone(child):
         assert time.monotonic() < deadline, "the worker outlived its parent"
         time.sleep(0.1)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_cache_returns_remakes_and_survives_damage(tmp_path, monkeypatch):

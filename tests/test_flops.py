@@ -632,6 +632,7 @@ def test_compare_says_why_not():
     c = spec(8, 8, dtype="complex64")
     found = flops.compare(jnp.matmul, c, c).set_index("counter")
     assert "complex" in found.why["XLA lowered"]
+    assert "loop" not in found.why["XLA lowered"]  # it has none
     found = flops.compare(torch.mv, meta(4, 8), meta(8))
     assert list(found["matmul"]) == [64, 0] and "mv" in found["why"][1]
 
@@ -648,6 +649,19 @@ def test_table_and_text():
     assert [line.startswith("test_flops.py:") for line in table["line"]] == [
         True] * 3 and table["line"].nunique() == 1
     assert "2,147,483,648" in str(cost) and str(cost) in cost._repr_html_()
+
+
+def test_a_table_of_nothing_has_its_columns():
+    for like in spec, meta:
+        table = flops.count(lambda x: x, like(3)).table()
+        assert len(table) == 0 and {"name", "flops", "bytes"} <= {*table}
+
+
+def test_an_inverse_costs_the_same_in_both():
+    for n in 8, 12:
+        costs = {flops.count(fn, like(n, n)).matmul for fn, like in (
+            (jnp.linalg.inv, spec), (torch.linalg.inv, meta))}
+        assert costs == {2 * n**3 // 3 + 2 * n**3}
 
 
 def test_whose_file_it_is():

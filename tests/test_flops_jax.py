@@ -10,6 +10,7 @@ import inspect
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -531,13 +532,183 @@ def test_collectives_are_listed_beside_the_products():
     assert all("psum" in name for name in cost.unknown)
 
 
-def test_gradients_of_a_kernel_longer_than_its_input():
-    forward = count(conv(padding=[(4, 4), (4, 4)]), (1, 2, 3, 3),
-                    (4, 2, 5, 5))
-    assert forward.matmul == 2 * 4 * 7 * 7 * 2 * 25
-    both = count(conv(padding=[(4, 4), (4, 4)]), (1, 2, 3, 3), (4, 2, 5, 5),
-                 wrt="all")
-    assert forward.matmul < both.matmul <= 3 * forward.matmul
+# --- convolutions and their gradients ---------------------------------------
+def gradients(fn, *shapes):
+    return [count(fn, *shapes, wrt=wrt).matmul for wrt in (None, 0, 1, "all")]
+
+
+@settings(max_examples=25, deadline=None)
+@given(x=st.integers(1, 7), k=st.integers(1, 4), step=st.integers(1, 3),
+       apart=st.integers(1, 3), pad=st.integers(0, 5),
+       groups=st.integers(1, 3))
+def test_convolutions_and_gradients_are_those_of_torch(
+        x, k, step, apart, pad, groups):
+    torch = pytest.importorskip("torch")
+    if x + 2 * pad < apart * (k - 1) + 1:
+        return
+    shapes = (2, 2 * groups, x, x + 1), (3 * groups, 2, k, k)
+    ours = gradients(conv(step, [(pad, pad)] * 2, rhs_dilation=(apart,) * 2,
+                          feature_group_count=groups), *shapes)
+    args = [torch.empty(s, device="meta") for s in shapes]
+    assert ours == [flops.count(
+        lambda x, w: torch.nn.functional.conv2d(
+            x, w, None, step, pad, apart, groups), *args, wrt=wrt).matmul
+        for wrt in (None, 0, 1, "all")]
+
+
+@settings(max_examples=25, deadline=None)
+@given(x=st.integers(1, 5), k=st.integers(1, 4), step=st.integers(1, 3),
+       hole=st.integers(1, 3), low=st.integers(-1, 5), high=st.integers(0, 5),
+       wrap=st.sampled_from(["plain", "jit", "remat", "vmap", "scan"]))
+def test_gradients_pair_what_their_forward_pairs(
+        x, k, step, hole, low, high, wrap):
+    if hole * (x - 1) + 1 + low + high < k or low + hole * (x - 1) + 1 < 1:
+        return
+    fn, many = conv(step, [(low, high)] * 2, lhs_dilation=(hole,) * 2), ()
+    if wrap in ("vmap", "scan"):
+        many, plain = (3,), fn
+        fn = jax.vmap(plain) if wrap == "vmap" else lambda x, w: lax.scan(
+            lambda c, xw: (c, plain(*xw)), 0., (x, w))[1]
+    else:
+        fn = {"plain": lambda f: f, "jit": jax.jit,
+              "remat": jax.checkpoint}[wrap](fn)
+    forward, *each, both = gradients(
+        fn, (*many, 1, 2, x, x), (*many, 3, 2, k, k))
+    assert each == [2 * forward] * 2 and both == 3 * forward
+
+
+@pytest.mark.parametrize("fn, shapes, forward", [
+    (conv(padding="SAME"), [(8, 16, 1, 1), (16, 16, 3, 3)], 36864),
+    (conv(padding="SAME"), [(8, 16, 2, 2), (16, 16, 3, 3)], 147456),
+    (jnp.convolve, [(20,), (5,)], 240), (jnp.convolve, [(5,), (20,)], 240),
+    (functools.partial(jnp.convolve, mode="valid"), [(20,), (5,)], 160),
+    (lambda x, w: lax.conv_transpose(x, w, (1, 1), "VALID"),  # padded: dense
+     [(1, 1, 1, 3), (4, 4, 3, 5)], 7680),
+    (lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"),
+     [(1, 3, 3, 3), (4, 4, 3, 5)], 2 * 9 * 16 * 15)])
+def test_gradients_of_odd_convolutions(fn, shapes, forward):
+    assert gradients(fn, *shapes) == [
+        forward, 2 * forward, 2 * forward, 3 * forward]
+    again = jax.checkpoint(lambda x, w: jnp.sin(fn(x, w)))
+    assert count(again, *shapes, wrt="all").matmul == 4 * forward
+
+
+def test_a_name_that_reads_like_a_gradient_changes_nothing():
+    def f(x, w):
+        with jax.named_scope("transpose(jvp("):
+            return lax.conv_transpose(x, w[::-1], (2,), "VALID")
+
+    assert count(f, (1, 3, 2), (4, 2, 5)).matmul == 2 * 3 * 4 * 2 * 5
+
+
+def test_second_derivatives_of_convolutions():
+    def f(x, w):
+        y = conv()(x, w)
+        return jax.grad(lambda x: (conv()(x, w)**3).sum())(x).sum() + y.sum()
+
+    # three convolutions there, two of them in the gradient of the gradient
+    one = count(conv(), (1, 2, 8, 8), (3, 2, 3, 3)).matmul
+    assert count(f, (1, 2, 8, 8), (3, 2, 3, 3)).matmul == 3 * one
+    assert count(f, (1, 2, 8, 8), (3, 2, 3, 3), wrt=0).matmul % one == 0
+
+
+# --- types, meshes, loops ---------------------------------------------------
+@pytest.mark.parametrize("a, b, out, expected", [
+    ("int8", "bfloat16", "float32", 1024), ("bfloat16", "int8", None, 1024),
+    ("int8", "int8", "int32", 0), ("int8", "int8", "float32", 1024),
+    ("float32", "complex64", None, 2048), ("complex64", "float32", None, 2048),
+    ("complex64", "complex64", None, 4096)])
+def test_products_of_mixed_types(a, b, out, expected):
+    cost = count(lambda a, b: lax.dot(a, b, preferred_element_type=out),
+                 spec(8, 8, dtype=a), spec(8, 8, dtype=b))
+    assert cost.matmul == expected
+    assert cost.integer == (0 if expected else 1024)
+
+
+@pytest.mark.parametrize("fn, n", [
+    (lambda z: z**2, 48), (jnp.square, 48), (lambda z: z * z, 48),
+    (jnp.prod, 42), (lax.cumprod, 42), (jnp.sum, 14), (lambda z: z**3, 96)])
+def test_complex_products_are_6_however_they_are_written(fn, n):
+    assert count(fn, spec(8, dtype="complex64")).elementwise == n
+
+
+def test_a_shard_map_runs_on_its_own_axes():
+    mesh, part = jax.sharding.AbstractMesh(
+        (2, 4), ("a", "b")), jax.sharding.PartitionSpec
+
+    def over(fn, axis, **how):
+        return jax.shard_map(fn, in_specs=part(axis), out_specs=part(axis),
+                             axis_names={axis}, check_vma=False, **how)
+
+    def gram(x):
+        return x @ x.T
+
+    assert count(over(gram, "a", mesh=mesh), (8, 16)).matmul == (
+        2 * 2 * 4 * 4 * 16)
+    both = over(over(gram, "b"), "a", mesh=mesh)
+    assert count(both, (16, 32)).matmul == 8 * 2 * 2 * 2 * 32
+
+
+TABLE = jnp.arange(9)
+
+
+@pytest.mark.parametrize("n", [np.full(9, 2), np.int32(2)])
+def test_constants_of_a_jitted_function_shift_no_input(n):
+    inner = jax.jit(lambda n, a: lax.fori_loop(
+        0, TABLE.max(), lambda i, c: c @ c, a) + n.sum())
+    assert count(lambda a: inner(n, a), A).matmul == 8 * P
+
+
+def test_what_a_loop_carries_for_nobody_is_not_counted():
+    def f(a):
+        return lax.while_loop(lambda c: c[0] < 5, lambda c: (
+            c[0] + 1, square(c[1]), twice(c[2])), (0, a, a))[1]
+
+    def chain(a):  # the third is what the second is made of
+        return lax.while_loop(lambda c: c[0] < 5, lambda c: (
+            c[0] + 1, c[1] @ c[2], square(c[2])), (0, a, a))[1]
+
+    assert count(f, A).matmul == 5 * P
+    assert count(chain, A).matmul == 10 * P
+
+
+def ran(i):
+    raise AssertionError("a callback ran")
+
+
+def in_pallas(x):
+    from jax.experimental import pallas as pl
+
+    def kernel(x, y):
+        y[...] = lax.fori_loop(0, pl.program_id(0) + 1,
+                               lambda i, c: c @ c, x[...])
+    block = pl.BlockSpec((32, 32), lambda i: (i, 0))
+    return pl.pallas_call(kernel, out_shape=spec(64, 32), grid=(2,),
+                          in_specs=[block], out_specs=block)(x)
+
+
+@pytest.mark.parametrize("fn, shapes, words", [
+    (lambda a: lax.fori_loop(0, jax.pure_callback(
+        ran, spec(dtype="int32"), 3), lambda i, c: c @ c, a), [A], "65,536"),
+    (lambda a: lax.while_loop(lambda c: c[0].sum() < 9, lambda c: (
+        c[0] @ c[0], c[1] @ c[1]), (jnp.zeros((200, 200)), a))[1], [A],
+     "FLOPs"),
+    (jax.vmap(lambda n, a: lax.fori_loop(0, n, lambda i, c: c @ c, a)),
+     [spec(3, dtype="int32"), (3, 32, 32)], "FLOPs"),
+    (in_pallas, [(64, 32)], "65,536 FLOPs; the loop runs 2 times"),
+    (over_one(lambda x, i: lax.fori_loop(
+        0, lax.axis_index(i) + 1, lambda i, c: c @ c, x)), [A], "65,536"),
+    (while_(lambda i: i < 20_000, lambda i: i + 1), [A], "more than 10,000"),
+    (lambda n, a: scanned(6, lambda a: lax.fori_loop(
+        0, n, lambda i, c: c @ c, a))(a), [spec(dtype="int32"), A],
+     "65,536 FLOPs; the loop runs 6 times"),
+    (lambda n, a: [lax.fori_loop(0, n, lambda i, c: c @ c, a)
+                   for _ in "12"], [spec(dtype="int32"), A], "2 times")])
+def test_loops_that_cannot_be_followed_are_told_and_not_run(
+        fn, shapes, words):
+    with pytest.warns(UserWarning, match="trips not known") as said:
+        count(fn, *shapes)
+    assert any(words in str(w.message) for w in said)
 
 
 # --- bytes ------------------------------------------------------------------

@@ -5,9 +5,11 @@ answers (0 for attention on a CPU, four times a grouped gradient, ...) are
 what each of them is here for.
 """
 
+import dataclasses
 import functools
 import inspect
 import math
+import threading
 import warnings
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from course_utils import flops
 torch = pytest.importorskip("torch")
 formulas = pytest.importorskip("torch.utils.flop_counter")
 checkpoints = pytest.importorskip("torch.utils.checkpoint")
+biases = pytest.importorskip("torch.nn.attention.bias")
 nn, F = torch.nn, torch.nn.functional
 few = settings(max_examples=8, deadline=None)
 size = st.integers(1, 9)
@@ -275,7 +278,8 @@ CASES = {  # fn, shapes, products in FLOPs
     "gru cell": (nn.GRUCell(16, 32), [(2, 16)], 2 * 2 * 3 * 32 * 48),
     "solve": (torch.linalg.solve, [(12, 12), (12, 3)], 2016),
     "solves": (torch.linalg.solve, [(7, 12, 12), (7, 12, 3)], 7 * 2016),
-    "inverse": (torch.linalg.inv, [(12, 12)], 2 * 12**3),
+    "inverse": (torch.linalg.inv, [(12, 12)],
+                2 * 12**3 // 3 + 2 * 12**3),  # LU, then a solve for 1
     "cholesky": (torch.linalg.cholesky, [(32, 32)], 10922),
     "triangular": (lambda a, b: torch.linalg.solve_triangular(
         a, b, upper=True), [(12, 12), (12, 3)], 12 * 12 * 3),
@@ -499,12 +503,9 @@ def test_pooling(fn, shape, forward, backward):
     (lambda: (torch.nonzero, (meta(8),)), "nonzero"),
     (lambda: (torch.unique, (torch.ones(8),)), "_unique2"),
     (lambda: (torch.pdist, (meta(8, 4),)), "pdist"),
-    (lambda: (lambda x: x.logcumsumexp(0), (meta(8, 4),)), "logcumsumexp"),
     (lambda: (lambda x: F.ctc_loss(
         x, torch.ones(2, 4).long(), torch.full((2,), 7), torch.full(
             (2,), 4), reduction="none"), (meta(7, 2, 5),)), "_ctc_loss"),
-    (lambda: (torch.nn.attention.flex_attention.flex_attention,
-              (meta(1, 2, 128, 16),) * 3), "flex_attention"),
     (lambda: (nn.EmbeddingBag(9, 8), (torch.zeros(2, 5).long(),)),
      "embedding_bag"),
     (lambda: (torch.sparse.mm, (torch.eye(8).to_sparse(), torch.ones(8, 4))),
@@ -541,10 +542,142 @@ def test_a_gradient_that_has_no_rule_is_listed(fn, shapes, name):
     assert cost.unknown == (f"aten.{name}",)
 
 
-def test_a_choice_by_mask_takes_all_of_it():
-    cost = flops.count(lambda x: x[x > 0], meta(100))
-    assert not cost.unknown and cost.integer == 100
-    assert cost.ops[-1].shapes == ("f32[100]", "bool[100]", "f32[100]")
+def test_a_choice_by_mask_takes_all_of_it_and_says_so():
+    with pytest.warns(UserWarning, match="aten.index .*hangs on values"):
+        cost = flops.count(lambda x: x[x > 0] * 2, meta(100))
+    assert cost.integer == 100 and "f32[100]" in cost.unknown[0]
+    assert cost.ops[1].shapes == ("f32[100]", "bool[100]", "f32[100]")
+    assert cost.elementwise == 100
+
+
+@pytest.mark.parametrize("fn", [
+    torch.nonzero, torch.argwhere, torch.unique, torch.unique_consecutive,
+    lambda x: torch.bincount(x.long()), lambda x: torch.where(x > 0),
+    lambda x: torch.masked_select(x, x > 0),
+    lambda x: x.repeat_interleave(x.long())])
+def test_sizes_that_hang_on_values_are_told(fn):
+    with pytest.warns(UserWarning, match="hangs on values"):
+        cost = flops.count(lambda x: (fn(x), fn(x)), torch.ones(9))
+    assert len(cost.unknown) == 1 and "counted as for ones" in str(cost)
+
+
+# --- what torch or a copy makes of it ----------------------------------------
+def complex_conv(conv, *shapes):
+    args = [meta(*s, dtype=torch.complex64) for s in shapes]
+    return [flops.count(conv, *args, wrt=wrt) for wrt in (None, "all")]
+
+
+@pytest.mark.parametrize("conv, x, w, macs", [
+    (F.conv2d, (1, 2, 5, 5), (3, 2, 3, 3), 9 * 3 * 2 * 9),
+    (F.conv1d, (4, 2, 9), (3, 2, 3), 4 * 7 * 3 * 2 * 3),
+    (functools.partial(F.conv_transpose2d, stride=2), (1, 3, 2, 2),
+     (3, 1, 2, 2), 4 * 3 * 4)])
+def test_a_complex_convolution_is_8_flops_a_multiply_add(conv, x, w, macs):
+    forward, both = complex_conv(conv, x, w)
+    assert (forward.matmul, both.matmul) == (8 * macs, 24 * macs)
+    bias = w[1] if "transpose" in str(conv) else w[0]
+    biased = complex_conv(conv, x, w, (bias,))
+    assert [c.matmul for c in biased] == [8 * macs, 24 * macs]
+    assert biased[0].elementwise > forward.elementwise
+
+
+@pytest.mark.parametrize("fn, n", [
+    (lambda z: z**2, 48), (torch.square, 48), (lambda z: z * z, 48),
+    (torch.prod, 42), (lambda z: z.cumprod(0), 42), (torch.sum, 14),
+    (lambda z: z**3, 96), (lambda z: z.cumsum(0), 14)])
+def test_complex_products_are_6_however_they_are_written(fn, n):
+    assert flops.count(fn, meta(8, dtype=torch.complex64)).elementwise == n
+
+
+def test_bilinear_by_position_and_by_name():
+    x, y, w, b = meta(4, 8), meta(4, 6), meta(5, 8, 6), meta(5)
+    costs = [flops.count(fn, x, y, w, b) for fn in (
+        F.bilinear, lambda x, y, w, b: F.bilinear(x, y, w, bias=b),
+        lambda x, y, w, b: F.bilinear(input1=x, input2=y, weight=w, bias=b))]
+    assert {(c.matmul, c.elementwise) for c in costs} == {(2160, 20)}
+    bare = flops.count(F.bilinear, x, y, w)
+    assert (bare.matmul, bare.elementwise) == (2160, 0)
+
+
+@pytest.mark.parametrize("power", [math.inf, math.nan, -math.inf, 1e300])
+def test_a_power_that_is_no_number_of_products(power):
+    assert flops.count(lambda x: x**power, meta(8)).transcendental == 8
+
+
+class Holding(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.inner = what, nn.Linear(8, 8)
+
+    def forward(self, x):
+        if isinstance(self.what, torch.Generator):
+            return self.inner(x) + torch.rand(8, generator=self.what)
+        with self.what:
+            return self.inner(x)
+
+
+@pytest.mark.parametrize("make", [
+    threading.Lock, threading.RLock, torch.Generator])
+def test_modules_that_hold_what_is_not_copied(make):
+    held = make()
+    state = held.get_state() if isinstance(held, torch.Generator) else None
+    for wrt, products in (None, 1), ("params", 2):
+        assert matmul(Holding(held), (4, 8), wrt=wrt) == products * 512
+    assert state is None or torch.equal(state, held.get_state())
+
+
+@dataclasses.dataclass
+class Result:
+    y: torch.Tensor
+    name: str = "of a class of its own"
+
+
+def test_a_gradient_goes_through_a_dataclass():
+    assert matmul(lambda x, w: Result(x @ w), (4, 8), (8, 8),
+                  wrt="all") == 3 * 512
+
+
+def test_a_loop_operator_says_what_one_turn_is():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def fn(x):
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x @ x),
+                          (torch.tensor(0), x))[1] @ x
+
+    with pytest.warns(UserWarning, match="trips not known; one is 1,024 F"):
+        cost = flops.count(fn, torch.ones(8, 8))
+    assert cost.matmul == 1024  # what stands beside it
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda: (torch.cov, (meta(4, 10),)), "reads a value"),
+    (lambda: (lambda x: x * x.sum().item(), (meta(4),)), "reads a value"),
+    (lambda: (nn.LSTM(16, 32), (nn.utils.rnn.pack_padded_sequence(
+        torch.ones(5, 2, 16), torch.tensor([5, 3])),)), "reads a value"),
+    (lambda: (nn.Linear(8, 4), (torch.nested.nested_tensor(
+        [torch.ones(3, 8), torch.ones(5, 8)], layout=torch.jagged),)),
+     "jagged"),
+    (lambda: (lambda q: sdpa(q, q, q, attn_mask=biases.causal_lower_right(
+        64, 64)), (meta(*heads),)), "is_causal")])
+def test_what_cannot_be_followed_is_refused_in_one_sentence(call, words):
+    fn, args = call()
+    with pytest.raises(ValueError, match=words) as caught:
+        flops.count(fn, *args)
+    assert "\n" not in str(caught.value)
+
+
+def test_attention_by_the_name_of_a_back_end_and_by_a_score():
+    flex = torch.nn.attention.flex_attention.flex_attention
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is slow uncompiled
+        assert matmul(flex, *[(2, 4, 64, 16)] * 3) == 2097152
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    assert matmul(flash, *[heads] * 3) == 2097152
+
+
+def test_running_sums_of_exponentials():
+    cost = flops.count(lambda x: x.logcumsumexp(0), meta(10, 7))
+    assert (cost.elementwise, cost.transcendental) == (3 * 63, 2 * 63)
 
 
 def test_quantized_layers_are_listed():

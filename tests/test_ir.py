@@ -1,9 +1,11 @@
 """The ladder: real rungs, real machine code, kernels, passes, bad input."""
 
 import functools
+import importlib.machinery
 import inspect
 import os
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,10 @@ SQUARE = spec(64, 64)
 
 def refuses(x):
     raise NotImplementedError
+
+
+async def later(x):
+    return x
 
 
 def prints(x):
@@ -157,6 +163,53 @@ def test_passes_come_late_and_go_where_no_flag_says(tmp_path, monkeypatch):
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_helper_that_changed_is_seen():
+    scope = {}
+    exec("import jax, jax.numpy as jnp\ndef h(x): return jnp.sin(x)\n"
+         "def f(x): return h(x)\n@jax.jit\ndef g(x): return h(x)", scope)
+    for name in "fg":
+        assert ir.ladder(scope[name], SQUARE).kernels[0].ops == ("sine",)
+    exec("def h(x): return jnp.tan(x)", scope)
+    for name in "fg":
+        assert ir.ladder(scope[name], SQUARE).kernels[0].ops == ("tan",)
+        assert "tan(" in ir.passes(scope[name], SQUARE)[-1].text
+
+
+def test_an_attribute_that_changed_is_seen():
+    class Scaled:
+        by = 2.0
+
+        def __call__(self, x):
+            return x * self.by
+
+    scaled = Scaled()
+    assert "2.0" in ir.ladder(scaled, SQUARE)["jaxpr"].text
+    scaled.by = 3.0
+    assert "3.0" in ir.ladder(scaled, SQUARE)["jaxpr"].text
+
+
+def test_an_update_in_place_moves_the_update():
+    def put(cache, rows, at):
+        return lax.dynamic_update_slice(cache, rows, (at, 0))
+
+    args = spec(10_000, 64), spec(4, 64), spec(dtype=jnp.int32)
+    ladder = ir.ladder(put, *args, donate=(0,))
+    kernel, = ladder.kernels
+    assert ladder.memory["alias"] == 10_000 * 64 * 4
+    assert kernel.bytes_read == 4 * 64 * 4 + 4
+    assert kernel.bytes_written == 4 * 64 * 4
+    copy, again = ir.ladder(put, *args).kernels  # the caller keeps its own
+    assert copy.bytes_written == 10_000 * 64 * 4
+    assert again.bytes_written == 4 * 64 * 4
+
+
+def test_gradient_past_a_static_argument():
+    reshaped = jax.jit(lambda x, n: x.reshape(n) * 2, static_argnums=1)
+    for wrt in (0, "all"):
+        text = ir.ladder(reshaped, SQUARE, 4096, wrt=wrt)["stablehlo"].text
+        assert re.search(r"-> \(tensor<4096xf32>.*, tensor<64x64xf32>", text)
+
+
 def test_donation_lets_the_result_take_over_a_buffer():
     square = specs(256, 256, 256)
     plain = ir.ladder(relu_xwb, *square)
@@ -267,6 +320,12 @@ def test_nothing_of_the_reader_changes(target, capfd):
     (lambda: ir.ladder(refuses, SQUARE), ValueError, "NotImplementedError.$"),
     (lambda: ir.ladder(prints, SQUARE, target="h100"), ValueError,
      "the cpu only"),
+    (lambda: ir.ladder(np.sin, SQUARE), ValueError, "use jax.numpy"),
+    (lambda: ir.ladder(later, SQUARE), TypeError, "later is an async"),
+    (lambda: ir.ladder(jnp.sin, SQUARE)["hlo"].show("("), ValueError,
+     "^wanted='\\('"),
+    (lambda: ir.ladder(xwb, *specs()).origin("hlo", "("), ValueError,
+     "^wanted='\\('"),
 ])
 def test_bad_input_gets_one_sentence(call, error, words):
     with pytest.raises(error, match=words) as caught:
@@ -572,6 +631,38 @@ def test_a_helper_of_another_file_counts_where_it_is_called():
         assert set(table.python) == {at(fn, "double")}, name
 
 
+def test_helpers_within_helpers_count_where_they_are_called():
+    def fn(x):
+        y = x + 1
+        return jnp.var(y, axis=0)
+
+    ladder = ir.ladder(fn, SMALL)
+    for name, wanted in (("jaxpr", "reduce_sum|select_n"),
+                         ("stablehlo", "reduce|select"),
+                         ("hlo", r" reduce\(| select\(|^reduce_sum.* add"),
+                         ("hlo-optimized", r" reduce\(")):
+        table = ladder.origin(name, wanted)
+        assert len(table) and set(table.python) == {at(fn, "jnp.var")}, name
+
+
+def test_a_helper_of_two_lines_is_of_neither():
+    @jax.jit
+    def helper(x):
+        return jnp.sin(x) + 3
+
+    def fn(x):
+        y = helper(x)
+        return helper(y * 2)
+
+    ladder = ir.ladder(fn, SMALL)
+    for name, wanted in (("jaxpr", "let helper"), ("stablehlo", "@helper.*{$"),
+                         ("hlo", "^helper"),
+                         ("hlo-optimized", r"constant\(3\)")):
+        assert set(ladder.origin(name, wanted).python) == {0}, name
+        assert set(ladder.origin(name, r"\bsine?[ (]").python) == {
+            at(helper, "jnp.sin")}, name
+
+
 def test_where_the_ladder_is_asked_for_caused_nothing():
     def fn(x):
         return jax.nn.softmax(x)
@@ -637,6 +728,51 @@ def double(x_ptr, y_ptr, n):
         assert set(table.python) == {line}, (name, wanted)
         assert set(table.code) == {text.splitlines()[line - 1].strip()}
     assert ".L_x_0:" in ladder["sass"].text.partition("FADD")[0]
+
+
+def test_a_kernel_that_does_not_fit_says_why_and_where():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from course_utils import kernels
+
+    kernel = kernels.from_source("""@triton.jit
+def kernel(x, B: tl.constexpr):
+    o = tl.arange(0, B)
+    tl.store(x + o, o)
+""")
+    for size, why in ((100, "power of 2"), (1 << 21, "exceeds.*1048576")):
+        with pytest.raises(ValueError, match=rf"kernel\(x: torch.float32\[8\]"
+                           rf".*{why}.*line 2.*tl.arange\(0, B\)") as caught:
+            ir.ladder(kernel, torch.empty(8, device="meta"), B=size,
+                      target="h100")
+        assert "\n" not in str(caught.value)
+
+
+def test_the_same_kernel_in_another_file_is_linked_to_that(tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    x = torch.empty(1000, device="meta")
+    for place in ("a", "b"):  # and named as a file of Triton's own
+        file = tmp_path / place / "standard.py"
+        file.parent.mkdir()
+        file.write_text("""import triton
+import triton.language as tl
+@triton.jit
+def total(x, y, n):
+    o = tl.arange(0, 1024)
+    tl.store(y, tl.sum(tl.load(x + o, mask=o < n)))
+""")
+        loader = importlib.machinery.SourceFileLoader("standard", str(file))
+        module = types.ModuleType("standard")
+        module.__file__ = str(file)
+        loader.exec_module(module)
+        for target in ("h100", "mi300x"):
+            ladder = ir.ladder(module.total, x, x, 1000, target=target)
+            assert str(file) in ladder["ttir"].raw
+            for rung in ladder:
+                assert set(rung.origins) <= {0, *range(3, 7)}, rung.name
+            assert set(ladder.origin(ladder.names[-1], "(?i)add.*f").python
+                       ) <= {0, 6}
 
 
 def test_a_recording_keeps_its_links(tmp_path, monkeypatch):

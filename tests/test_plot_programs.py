@@ -10,6 +10,7 @@ from course_utils.compilers.trace import Access, Operand, Trace
 from tests.test_plot import texts
 
 np = pytest.importorskip("numpy")
+pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
 
@@ -153,7 +154,11 @@ def test_where_programs_share_a_few_elements_only_one_is_drawn():
     assert "program 3: nothing" in plot.programs(seen, 3).summary
 
 
+COUNTS = pd.DataFrame(
+    [[4096, 8192, 8192, 1024], [1024, 1024, 512, 0]], ["v5e", "a long name"],
+    ["multiply", "take out", "add", "maximum"])
 DRAWN = {
+    "instructions": lambda: plot.instructions(COUNTS),
     "vector": lambda: plot.programs(add(), program=3),
     "many": lambda: plot.programs(add(4096, 64)),
     "product": lambda: plot.programs(product(), program=5),
@@ -178,6 +183,22 @@ def test_legible(name, monkeypatch):
         assert box.y0 >= 0 and box.y1 <= page.y1, text
     for (a, box_a), (b, box_b) in itertools.combinations(written.items(), 2):
         assert not box_a.overlaps(box_b), (a, b)
+
+
+def test_instructions_are_drawn_one_after_another_and_summed():
+    figure = plot.instructions(COUNTS)
+    ax = figure.axes[0]
+    for y, (_, row) in enumerate(COUNTS.iterrows()):
+        spans = [(p.get_x(), p.get_width()) for p in ax.patches
+                 if round(p.get_y() + 0.35) == y]
+        assert spans == [(row.iloc[:i].sum(), n)
+                         for i, n in enumerate(row) if n]
+    said = " ".join(text.get_text() for text in ax.texts)
+    assert "21,504 in all" in said and "2,560 in all" in said
+    assert "512 add" in said and "0 maximum" not in said
+    assert "v5e: 4,096 multiply, 8,192 take out" in figure.summary
+    with pytest.raises(ValueError, match="7 kinds of instruction"):
+        plot.instructions(pd.DataFrame([range(1, 8)]))
 
 
 def test_a_timeline_holds_the_simulated_times():

@@ -843,3 +843,25 @@ def test_an_unknown_name_is_told_its_neighbours():
         published("llama3-70b")
     with pytest.raises(ValueError, match="All: gpt2"):
         published("zzzz")
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), "8", None])
+@pytest.mark.parametrize("what, name, more", [
+    ("flops_per_token", "context", {}), ("train_flops", "tokens", {}),
+    ("attention_flops", "context", {}), ("kv_cache_bytes", "tokens", {}),
+    ("kv_cache_bytes", "batch", {}), ("kv_cache_bytes", "bytes_per_value", {}),
+    ("optimizer_bytes", "bytes_per_param", {}),
+    ("activation_bytes", "context", {}),
+    ("activation_bytes", "batch", {"context": 8}),
+    ("mfu", "peak", {"tokens_per_second": 1, "context": 8}),
+    ("mfu", "tokens_per_second", {"peak": 1, "context": 8})])
+def test_what_is_no_amount_is_refused(what, name, more, wrong):
+    of = getattr(transformer.published("gpt2"), what)
+    with pytest.raises(ValueError, match=f"^{name} is .*0 or more"):
+        of(**more, **{name: wrong})
+    assert of(**more, **{name: 2}) > 0
+
+
+def test_a_peak_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="peak is 0"):
+        transformer.published("gpt2").mfu(1, 0, 8)

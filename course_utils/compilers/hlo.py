@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from course_utils.compilers.rung import Buffer, Kernel
-from course_utils.compilers.text import closing
+from course_utils.compilers.text import closing, dropped
 
 _BITS = {"pred": 8, "token": 0}
 _SHAPE = re.compile(r"\b(pred|token|bf16|[a-z]+\d+(?:e\d+m\d+\w*)?)"
@@ -33,6 +33,8 @@ _BOOKKEEPING = {"AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh"}
 # Inside a fusion these shape or name values; they compute nothing.
 _SILENT = _NOTHING | {"broadcast", "reshape", "fusion", "copy", "slice",
                       "concatenate", "iota"}
+_TAKE = ("slice", "dynamic-slice", "gather")  # they read what they give
+_UPDATE = "dynamic-update-slice"  # in place: copies come before, if they must
 _COLLECTIVES = ("all-", "reduce-scatter", "collective-")
 _LIBRARIES = ("cuBLAS", "cuDNN", "cuSOLVER", "oneDNN", "LAPACK", "DUCC", "FFT")
 
@@ -122,7 +124,8 @@ def buffers(assignment: str, live_range: str) -> tuple[Buffer, ...]:
 def library_calls(text: str, kernels: tuple[Kernel, ...]) -> str:
     """The lines of ``text`` that hand work to a library, and to which."""
     computations, _ = parse(text)
-    lines = {op.name: op.line for ops in computations.values() for op in ops}
+    lines = {op.name: dropped(op.line, ", metadata=")
+             for ops in computations.values() for op in ops}
     return "\n".join(f"// {kernel.who}\n{kernel.name} = "
                      f"{lines[kernel.name]}"
                      for kernel in kernels if kernel.author == "library")
@@ -147,11 +150,13 @@ def _kernel(op: Instruction, values: dict[str, Instruction],
             computations: dict[str, list[Instruction]],
             generated: set[str] | None) -> Kernel:
     author, who = _writer(op, generated)
-    sources = {_source(name, values) for name in op.operands}
-    read = sum(shape_bytes(values[name].shape) for name in sources
-               if name in values)
-    # cuBLAS is handed a scratch buffer beside its result: not a result.
-    written = shape_bytes(re.sub(r", s8\[\d+\]\{0\}\)$", "", op.shape))
+    sources, read = [_source(name, values) for name in op.operands], 0
+    for name in {*sources} & {*values}:
+        parts = [_taken(op, n, computations) for n, source in
+                 enumerate(sources) if source == name]
+        whole = shape_bytes(values[name].shape)
+        read += whole if None in parts else min(whole, sum(parts))
+    written = _written(op, values, computations)
     if op.opcode.endswith("-start"):  # its shape holds operands and results
         written -= read
     return Kernel(op.name, author, who, _ops(op, computations), read, written)
@@ -162,6 +167,57 @@ def _source(name: str, values: dict[str, Instruction]) -> str:
     while name in values and values[name].opcode in _THROUGH:
         name = values[name].operands[0]
     return name
+
+
+def _taken(op: Instruction, number: int,
+           computations: dict[str, list[Instruction]]) -> int | None:
+    """Bytes that ``op`` takes of operand ``number``; None for all of it."""
+    if op.opcode == "fusion":
+        inner = computations[op.called[0]]
+        name = next(i.name for i in inner if i.opcode == "parameter"
+                    and f"parameter({number})" in i.line)
+        return _used(name, inner, computations)
+    if number == 0 and op.opcode in _TAKE:
+        return shape_bytes(op.shape)
+    return 0 if number == 0 and op.opcode == _UPDATE else None
+
+
+def _used(name: str, ops: list[Instruction],
+          computations: dict[str, list[Instruction]]) -> int | None:
+    """Bytes that ``ops`` take of the value ``name``; None for all of it."""
+    parts: list[int | None] = []
+    for op in ops:
+        if name in op.operands and op.opcode == "bitcast" and op != ops[-1]:
+            parts.append(_used(op.name, ops, computations))
+        else:
+            parts += [_taken(op, n, computations) for n, operand in
+                      enumerate(op.operands) if operand == name]
+    return None if None in parts else sum(parts)
+
+
+def _written(op: Instruction, values: dict[str, Instruction],
+             computations: dict[str, list[Instruction]]) -> int:
+    """Bytes of the results; of a buffer updated in place, of the update."""
+    if op.opcode == _UPDATE:
+        return shape_bytes(values[op.operands[1]].shape)
+    if op.opcode != "fusion":
+        # cuBLAS is handed a scratch buffer beside its result: not a result.
+        return shape_bytes(re.sub(r", s8\[\d+\]\{0\}\)$", "", op.shape))
+    inner = computations[op.called[0]]
+    values, root = {i.name: i for i in inner}, inner[-1]
+
+    def put(name: str) -> int:
+        base, update = values[name], 0
+        while base.opcode in ("bitcast", _UPDATE):
+            if base.opcode == _UPDATE:
+                update += shape_bytes(values[base.operands[1]].shape)
+            base = values[base.operands[0]]
+        alone = (update and base.opcode == "parameter"
+                 and _used(base.name, inner, computations) is not None)
+        return update if alone else shape_bytes(values[name].shape)
+
+    return sum(map(put, root.operands if root.opcode == "tuple"
+                   else (root.name,)))
 
 
 def _ops(op: Instruction, computations: dict[str, list[Instruction]]

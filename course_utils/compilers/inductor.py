@@ -60,10 +60,12 @@ from course_utils.compilers.xla import sass
 _X86 = platform.machine() in ("x86_64", "AMD64")
 # Each device decomposes these in its own way.
 _BY_DEVICE = ("mm", "addmm", "bmm", "convolution_backward")
-_CUDNN = "_scaled_dot_product_cudnn_attention"
-_WHO = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), "cuBLAS")
-_WHO |= dict.fromkeys(("convolution", "convolution_backward", _CUDNN,
-                       f"{_CUDNN}_backward"), "cuDNN")
+_WHO = {  # whom ATen calls on a GPU
+    r"(add|b|badd|addb|_int_|_scaled_)?mm|linalg_solve_triangular|"
+    r"triangular_solve": "cuBLAS",
+    r"convolution(_backward)?|\w*cudnn\w*": "cuDNN", r"_fft_\w+": "cuFFT",
+    r"_?linalg_(cholesky|eigh|inv|ldl|lu|qr|solve|svd)\w*|cholesky_\w+|"
+    r"geqrf|ormqr": "cuSOLVER"}
 _FILLS = ("copy_", "fill_", "zero_")  # they write without reading
 _CPP = re.compile(r"(\w+) = async_compile\.cpp_pybinding\(\[.*?\], "
                   r"r'''(.*?)'''\)", re.S)
@@ -516,9 +518,11 @@ def _library(node: Any, origins: list[Any]) -> Kernel | None:
         torch.fx.Node, lambda n: n.meta.get("val"),
         (origin.args, origin.kwargs, origin))
     kernel = _launched(origin.target, args, kwargs, out)
-    who = _WHO.get(kernel and kernel.name, "ATen")
-    on_gpu = getattr(node.get_device(), "type", "") == "cuda"
-    return replace(kernel, who=who) if kernel and on_gpu else kernel
+    if kernel and getattr(node.get_device(), "type", "") == "cuda":
+        who = next((who for names, who in _WHO.items()
+                    if re.fullmatch(names, kernel.name)), "ATen")
+        return replace(kernel, who=who)
+    return kernel
 
 
 def _launched(op: Any, args: tuple, kwargs: dict[str, Any], out: Any,

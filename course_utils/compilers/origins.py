@@ -12,24 +12,25 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Origins = tuple[int, ...]
-_SHARED = re.compile(r"\bcall @([\w.]+)|to_apply=%?([\w.-]+)")
-_HEAD = re.compile(r"\s*func\.func private @([\w.]+)"
-                   r"|%?([\w.-]+) (?:\(.*\) -> .* )?\{$")
+_SHARED = re.compile(r"\bcall @([\w.]+)|\bjaxpr=(\w+)"
+                     r"|\b(?:to_apply|body|condition)=%?([\w.-]+)")
+_HEAD = re.compile(r"\s*func\.func private @([\w.]+)| *(?:let )?(\w+) = \{ "
+                   r"lambda|%?([\w.-]+) (?:\(.*\) -> .* )?\{$")
+_END = re.compile(r" {0,2}\}|.*\} in( |$)")
 _TRACING = os.path.join(os.path.dirname(__file__), "xla.py")
 
 
 def first(frames: Iterable[tuple[str, str | int]], file: str) -> int:
     """The line of the first of (path, line) that lies in ``file``, or 0.
 
-    A path may be the file's name alone: PTX has no more. -1 where the frames
-    first leave the function being traced: what called it caused nothing.
+    -1 where they first leave the function being traced: what called that
+    caused nothing.
     """
-    names = (file, os.path.basename(file))
     for path, line in frames:
-        if path in names:
+        if path == file:
             return int(line)
         if path == _TRACING:
             return -1
@@ -48,7 +49,7 @@ def jaxpr(text: str) -> Origins:
         own = re.search(r" # (\d+)$", row)
         numbers.append(int(own[1] if own else 0) or around[-1][1])
         around.append((indent - bare.startswith("]"), numbers[-1]))
-    return tuple(numbers)
+    return _called(text, numbers)
 
 
 def mlir(text: str, file: str) -> Origins:
@@ -89,32 +90,43 @@ def hlo(text: str, file: str) -> Origins:
                   file) or lines.get(str(parent - none), 0))
     numbers = []
     for row in text.splitlines():
-        frame = re.search(r"stack_frame_id=(\d+)", row)
+        # Of two alike, in what two lines call, one is left, with a caller's.
+        shared = re.search(r' constant\(.*op_name="[^"]*\)"', row)
+        frame = None if shared else re.search(r"stack_frame_id=(\d+)", row)
         older = re.findall(r'source_file="([^"]*)" source_line=(\d+)', row)
         numbers.append(max(0, lines.get(frame[1], 0) if frame
                            else first(older, file)))
     return _called(text, numbers)
 
 
-def _called(text: str, numbers: list[int]) -> Origins:
-    """A function without places of its own has that of its only call, and a
-    fusion without one that of the last of its operations."""
-    rows, calls = text.splitlines(), {}
-    for row, number in zip(rows, numbers, strict=True):
-        for names in _SHARED.findall(row):
-            calls.setdefault("".join(names), set()).add(number)
-    whole, last, name, here = [], {}, "", 0
-    for row, number in zip(rows, numbers, strict=True):
+def _called(text: str, numbers: Sequence[int]) -> Origins:
+    """What has no place of its own has that of the only line that calls the
+    function it is in, however deep, and a fusion that of the last of its
+    operations."""
+    rows, homes, calls, name = text.splitlines(), [], {}, ""
+    for at, row in enumerate(rows):
         if head := _HEAD.match(row):
-            name = head[1] or head[2]
-            lines = calls.get(name, ())
-            here = min(lines) if len(lines) == 1 else 0
+            name = next(filter(None, head.groups()))
+        homes.append(name)
+        for names in _SHARED.findall(row):
+            calls.setdefault("".join(names), []).append(at)
+        if _END.match(row):
+            name = ""
+
+    @functools.cache
+    def here(name: str) -> int:
+        lines = {numbers[at] or here(homes[at]) for at in calls.get(name, ())
+                 if homes[at] != name}
+        return lines.pop() if len(lines) == 1 else 0
+
+    whole, last = [], {}
+    for row, number, name in zip(rows, numbers, homes, strict=True):
+        if _HEAD.match(row) or name and _END.match(row):
+            number = 0  # the compiler has that of the first of the callers
         elif fused := re.search(r"\bcalls=%?([\w.-]+)", row):
             number = number or last.get(fused[1], 0)
-        whole.append(number or here)
+        whole.append(number or here(name))
         last[name] = number or last.get(name, 0)
-        if re.match(r" {0,2}\}", row):
-            name, here = "", 0
     return tuple(whole)
 
 
@@ -128,7 +140,8 @@ def llvm(text: str, file: str) -> Origins:
             found = re.search(rf'\b{name}: "?([^,")]+)', nodes.get(node, ""))
             return found[1] if found else ""
 
-        path = of("filename", of("file", of("scope", key)))
+        place = of("file", of("scope", key))
+        path = os.path.join(of("directory", place), of("filename", place))
         return first([(path, of("line", key) or 0)], file) or (
             line(of("inlinedAt", key)) if of("inlinedAt", key) else 0)
 
@@ -141,25 +154,49 @@ def listing(text: str, file: str) -> Origins:
 
     >>> # .loc 2 43 17  // standard.py:43:17 @[ kernel.py:34:25 ]
     """
-    numbers, now = [], 0
+    numbers, now, frames = [], 0, _frames(text, file)
     for row in text.splitlines():
-        if re.match(r"\s*\.loc\s", row):
-            now = first(_frames(row), file)
+        if row.lstrip().startswith(".loc"):
+            now = first(frames(row), file)
         code = re.match(r"\s+(\.loc\s|[@\w{])", row)
         numbers.append(now if code else 0)
     return tuple(numbers)
 
 
-def _frames(row: str) -> list[tuple[str, str]]:
-    return re.findall(r"([^\s\[/;]+):(\d+):\d+", row)
+def _frames(text: str, file: str) -> Callable[[str], list[tuple[str, str]]]:
+    """What gives (path, line) of each frame of a ``.loc`` in ``text``.
+
+    Its comment has names without folders: the innermost file has its number
+    besides, the outermost is the kernel's own, and between them a name that
+    several files have tells none.
+    """
+    paths = {number: os.path.join(*re.findall(r'"([^"]*)"', names))
+             for number, names in re.findall(
+                 r'^\s*\.file\s+(\d+)\s+(".*)', text, re.M)}
+    named: dict[str, set[str]] = {}
+    for path in (file, *paths.values()):
+        named.setdefault(os.path.basename(path), set()).add(path)
+
+    def frames(row: str) -> list[tuple[str, str]]:
+        found = []
+        for name, line in re.findall(r"(?:[/;] |\[ )(\S.*?):(\d+):\d+", row):
+            path, *more = named.get(name, ("",))
+            found.append(("" if more else path, line))
+        if found:
+            found[-1] = file, found[-1][1]
+            found[0] = paths.get(row.split()[1], ""), found[0][1]
+        return found
+
+    return frames
 
 
 def helpers(ptx: str, file: str) -> dict[tuple[str, str], int]:
     """Lines of libraries that PTX inlined, each where one line called it."""
     calls: dict[tuple[str, str], set[int]] = {}
+    frames = _frames(ptx, file)
     for row in re.findall(r"^\s*\.loc\s.*", ptx, re.M):
-        if frames := _frames(row):
-            calls.setdefault(frames[0], set()).add(first(frames, file))
+        if places := frames(row):
+            calls.setdefault(places[0], set()).add(first(places, file))
     return {place: min(lines) for place, lines in calls.items()
             if len(lines) == 1}
 
@@ -171,9 +208,7 @@ def sass(text: str, file: str, inlined: Mapping[tuple[str, str], int],
     for row in text.splitlines(keepends=True):
         if "//## File" in row:
             frames = re.findall(r'"([^"]*)", line (\d+)', row)
-            path, at = frames[0]
-            now = first(frames, file) or inlined.get(
-                (os.path.basename(path), at), 0)
+            now = first(frames, file) or inlined.get(frames[0], 0)
             continue
         now = now * (not row.startswith("//-"))  # a section begins
         rows.append(row)

@@ -23,6 +23,7 @@ class _Shown:
 
         Without it, the first ``lines`` lines. The whole text is folded below.
         """
+        _text.pattern(wanted or "")
         return Excerpt(self, wanted, lines, width)
 
     def __str__(self) -> str:
@@ -76,6 +77,12 @@ def file_of(fn: Any) -> str:
     """The file in which ``fn`` is written, "" where it has no code."""
     code = getattr(_written(fn), "__code__", None)
     return code.co_filename if code else ""
+
+
+def home_of(fn: Any) -> str:
+    """``file_of``, the same for any cell: its file is another in each run."""
+    file = file_of(fn)
+    return "<cell>" if "ipykernel_" in file else file
 
 
 def source(fn: Any) -> tuple[Rung, ...]:
@@ -159,7 +166,9 @@ class Kernel:
     and "library" where a ready-made routine is called; ``who`` names either
     ("XLA", "Inductor", "oneDNN", "cuBLAS"). ``ops`` are the operations inside,
     ``bytes_read`` and ``bytes_written`` what it moves if every operand is
-    read once and every result written once; None where no shape is known.
+    read once and every result written once: of one that is only sliced or
+    gathered from what is taken, of one updated in place the update. None
+    where no shape is known.
     ``registers`` and ``spills`` (bytes) are per thread, ``shared_bytes`` per
     block. On a TPU ``bundles`` counts its instructions, each once, however
     often a loop runs it, and ``slots`` maps a unit ("MXU", "VALU", "VLOAD",

@@ -41,7 +41,8 @@ _STEADY = tuple((needle, re.compile(pattern, re.M), replacement) for
     ("/course_utils/", r"(/[\w.+-]+)*/(course_utils/)", r"\2"),
     ("/tmp", r"(/[\w.+-]+)*/tmp[\w-]*(/[\w.+-]+)*/", "<temporary>/"),
     ("#loc", r"^#loc.*\n", ""),
-    ("loc(", r' loc\((?:#loc\d*|unknown|"[^"]*"(?:\([^()]*\))?)\)', ""),
+    ("loc(", r' loc\((?:#loc\d*|unknown|callsite\([^()]*\)|"[^"]*"'
+     r'(?:\([^()]*\))?)\)', ""),
     # Addresses of Python objects, and functions named by them.
     ("at 0x", r"\bat 0x[0-9a-f]+", "at 0x..."),
     ("___unnamed", r"(___unnamed_scope)_\d+_c\d+", r"\1"),  # torch 2.11
@@ -62,7 +63,7 @@ def canonical(raw: str) -> str:
     if text.startswith("HloModule"):
         text = _TABLE.sub("", text)
         for attribute in _ATTRIBUTES:
-            text = _drop(text, attribute)
+            text = dropped(text, attribute)
         text = re.sub(r"\n{3,}", "\n\n", text)
     return steady(text).strip("\n") + "\n"
 
@@ -73,6 +74,25 @@ def steady(text: str) -> str:
         if needle in text:
             text = pattern.sub(replacement, text)
     return text
+
+
+def without_ids(text: str, language: str) -> str:
+    """``text`` with the numbers of its values hidden: %sin for sin.1."""
+    if language == "hlo":  # before optimization its names come without %
+        text = re.sub(r"(?<![\w%.-])([A-Za-z_][\w-]*(?:\.\d+)+)(?![\w.-])",
+                      r"%\1", text)
+    return re.sub(r"%([A-Za-z_][\w-]*?)?[._]?\d[._\d]*(?![\w-])", r"%\1",
+                  text)
+
+
+def pattern(wanted: str) -> re.Pattern[str]:
+    """The regular expression ``wanted``; ValueError where it is none."""
+    try:
+        return re.compile(wanted)
+    except re.error as error:
+        raise ValueError(
+            f"wanted={wanted!r} is no regular expression ({error}): write "
+            "a bracket, a dot or a star itself with \\ before it.") from None
 
 
 def follow(raw: str, numbers: Sequence[int], kept: str) -> tuple[int, ...]:
@@ -94,11 +114,11 @@ def follow(raw: str, numbers: Sequence[int], kept: str) -> tuple[int, ...]:
 
 def _bare(row: str) -> str:
     for attribute in _ATTRIBUTES:
-        row = _drop(row, attribute)
+        row = dropped(row, attribute)
     return steady(row)
 
 
-def _drop(text: str, attribute: str) -> str:
+def dropped(text: str, attribute: str) -> str:
     """Remove every ``attribute{...}``, minding nested and quoted braces."""
     parts, end = [], 0
     while (start := text.find(attribute + "{", end)) >= 0:

@@ -181,12 +181,14 @@ def told() -> Iterator[None]:
         elif re.search(r"autograd\.grad|\bbackward\(|not require grad", told):
             reason = ("it calls autograd itself: let it return the loss and "
                       "give wrt=, or use torch.func.grad inside")
-        elif "accelerator device" in told:
+        elif re.search(r"accelerator device|support for cuda|with CUDA|two "
+                       "devices", told):
             reason = ("it puts tensors on a GPU itself: leave that to target=")
-        where = re.findall(r"line (\d+), in (\w+)",
+        where = re.findall(r'File "(.*?)", line (\d+), in (\w+)',
                            told.partition("from user code:")[2])
-        place = (f" (line {where[-1][0]}, in {_resumed(where[-1][1])})"
-                 if where else "")
+        own = [w for w in where if not _installed(Path(w[0]).parent)] or where
+        place = (f" (line {own[-1][1]}, in {_resumed(own[-1][2])})"
+                 if own else "")
         raise ValueError((reason.strip(" .") or told) + place) from None
 
 

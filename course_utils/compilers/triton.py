@@ -29,7 +29,13 @@ from unittest import mock
 
 from course_utils.compilers import origins
 from course_utils.compilers.cache import cached
-from course_utils.compilers.rung import Kernel, Rung, file_of, source
+from course_utils.compilers.rung import (
+    Kernel,
+    Rung,
+    file_of,
+    home_of,
+    source,
+)
 from course_utils.compilers.worker import CompilerError
 from course_utils.host import Missing, need
 
@@ -271,7 +277,7 @@ def build(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
         backend, dict(options), bound, special, options)
     work = triton.compiler.ASTSource(kernel, signature, constants, hints)
     key = ("triton", target, kernel.cache_key, repr(special), repr(settings),
-           repr(triton.environment()))
+           repr(triton.environment()), home_of(kernel.fn))
     made = cached(key, lambda: _compile(work, target, vars(settings)), fresh)
     rungs = {rung.name: replace(rung, raw=textwrap.dedent(rung.raw))
              for rung in source(kernel.fn)}
@@ -340,6 +346,22 @@ def _compile(work: Any, target: str, options: Mapping[str, Any]) -> Built:
     return Built(
         work.name, "compiler", "Triton", tuple(ops), None, None, *used,
         made.metadata.shared, target=target, rungs=rungs)
+
+
+def reason(error: BaseException) -> str:
+    """Why Triton refuses a kernel, and at which of its lines.
+
+    "" for an error that is not Triton's: its own begins with a place, and
+    that of a helper is in the cause.
+    """
+    if not hasattr(error, "error_message"):
+        return ""
+    inner, at = error, getattr(error.node, "lineno", 0)
+    while not inner.error_message and hasattr(inner.__cause__,
+                                              "error_message"):
+        inner = inner.__cause__
+    return (f"{inner.error_message or inner.__cause__}, at line {at} of the "
+            f"kernel, {(error.src or '').splitlines()[at - 1].strip()}")
 
 
 def accesses(ttir: str, signature: Mapping[str, str],

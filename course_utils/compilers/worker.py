@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import cloudpickle
 
+SCRATCH = "{scratch}"  # in a variable: the worker's own temporary folder
 ENVIRONMENT = {  # what must stand before the compiler is imported
     "xla": {
         "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -31,8 +32,8 @@ ENVIRONMENT = {  # what must stand before the compiler is imported
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         # jax 0.7's CUDA plugin otherwise hides its compiler without a driver.
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
-    "torch": {"CUDA_VISIBLE_DEVICES": ""}}
-SCRATCH = "{scratch}"  # in a variable: the worker's own temporary folder
+    "torch": {"CUDA_VISIBLE_DEVICES": "",
+              "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH}/inductor"}}
 # What the reader set for these compilers must not change what we show.
 _COMPILERS_READ = re.compile(
     r"(?!\w*CACHE_DIR$)(TORCH|PYTORCH|TRITON_|XLA_|JAX_|LIBTPU|TPU_|MLIR_)")
@@ -58,6 +59,7 @@ class _Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
             start_new_session=True,  # a stopped cell must not half-stop it
             env={**own, **given, "COURSE_SCRATCH": self.scratch,
+                 "TMPDIR": self.scratch,
                  "PYTHONPATH": os.pathsep.join(
                      [package, *filter(None, sys.path)])})
 
@@ -162,7 +164,8 @@ def _serve() -> None:
     while True:
         try:
             target, args = _receive(inbox)
-        except EOFError:
+        except EOFError:  # the parent has closed it or is gone
+            shutil.rmtree(os.environ["COURSE_SCRATCH"], ignore_errors=True)
             return
         module, _, name = target.partition(":")
         try:

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from course_utils.compilers.rung import (
     Rung,
     absent,
     file_of,
+    home_of,
     source,
 )
 from course_utils.host import Missing
@@ -60,7 +61,7 @@ def compile(fn: Callable, args: tuple, target: str,
     front = _lower(fn, args, target, donate)
     module = next(rung for rung in front if rung.name == "stablehlo")
     done = cache.cached(
-        ("xla", target, text.steady(module.raw), module.origins),
+        ("xla", target, text.steady(module.raw), module.origins, home_of(fn)),
         lambda: worker.call(
             "xla", f"{__name__}:_compile", module.raw, target, file_of(fn),
             environment=_environment(target)), fresh)
@@ -116,9 +117,7 @@ def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
                           seconds, places(made, here)))
 
     start = clock()
-    # The reader's own jit keeps its options, static arguments among them.
-    own = hasattr(fn, "trace") and hasattr(fn, "lower") and not donate
-    traced = (fn if own else jax.jit(fn, donate_argnums=donate)).trace(*args)
+    traced = _jitted(fn, donate).trace(*args)
     # Without colours: a page has its own.
     add("jaxpr", traced.jaxpr.pretty_print(use_color=False), "jaxpr", start,
         functools.partial(_places, traced.jaxpr))
@@ -130,6 +129,60 @@ def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
     add("hlo", lowered.as_text(dialect="hlo", debug_info=True), "hlo", start,
         origins.hlo)
     return tuple(rungs)
+
+
+def gradient(fn: Callable, numbers: Sequence[int] | None) -> Callable:
+    """A function that returns fn's value and its gradients.
+
+    With respect to the arguments ``numbers``, or to all that are not static.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    inner, static = _without_jit(fn)
+
+    @functools.wraps(fn)
+    def with_gradient(*values: Any) -> Any:
+        chosen = [n for n in range(len(values)) if n not in static
+                  ] if numbers is None else numbers
+
+        def of(*given: Any) -> Any:
+            return inner(*({**dict(enumerate(values)), **dict(zip(
+                chosen, given, strict=True))}.values()))
+
+        out, pull = jax.vjp(of, *(values[n] for n in chosen))
+        return out, pull(jax.tree.map(jnp.ones_like, out))
+
+    return jax.jit(with_gradient, static_argnums=static) if static else (
+        with_gradient)
+
+
+def _without_jit(fn: Any) -> tuple[Callable, tuple[int, ...]]:
+    """What the reader's own jit wraps, and its static arguments."""
+    own = getattr(fn, "_jit_info", None)
+    return (fn._fun, own.static_argnums) if own else (fn, ())
+
+
+def _jitted(fn: Any, donate: tuple[int, ...]) -> Any:
+    """A jit of ``fn`` that has traced nothing.
+
+    JAX keeps the trace of a function it has seen, though a helper or a value
+    that the function uses may have changed. The reader's own jit keeps its
+    options.
+    """
+    import jax
+    from jax._src import pjit, util
+
+    inner, static = _without_jit(fn)
+
+    @functools.wraps(inner, updated=())
+    def anew(*args: Any) -> Any:
+        return inner(*args)
+
+    anew.__name__ = util.fun_name(inner)
+    if inner is not fn and not donate:
+        return pjit._cpp_pjit(anew, fn._jit_info)
+    return jax.jit(anew, donate_argnums=donate, static_argnums=static)
 
 
 def _places(jaxpr: Any, plain: str, here: str) -> origins.Origins:

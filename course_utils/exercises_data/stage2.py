@@ -129,8 +129,8 @@ def graphs_made() -> int:
 
 @exercise(
     "2.4",
-    hints=("The slope of tanh at v is 1 - tanh(v)**2. What is the least the "
-           "backward pass can do with?",
+    hints=("Which part of 1 - tanh(v)**2 has the forward computed already, "
+           "and in which number type?",
            'Take the ladder with wrt="all" and subtract "saved inputs" from '
            '"saved".'),
     why="The slope of tanh follows from its result, so the backward needs "
@@ -162,41 +162,6 @@ def saved_for_tanh() -> int:
 
 @exercise(
     "2.5",
-    hints=("A trace is kept for a shape and a type. Which of the six are "
-           "alike in both?",
-           "jax.typeof(value) says what jit looks at. A ~ marks a weak type."),
-    why="f32[3] twice, int32[3], a weak f32 (1.0 and 2.0 alike), and a strong "
-        "one: np.float32(2) has chosen its type, a Python float has not.",
-    wrong=((lambda right: right + 2,
-            "Values do not count: zeros look like ones, and 2.0 like 1.0."),
-           (lambda right: right + 1,
-            "Two of them differ in value only, twice over."),
-           (lambda right: right - 1,
-            "Is np.float32(2) the same to JAX as 2.0? Think of what each "
-            "becomes beside a bf16 array.")),
-)
-def traces_made() -> int:
-    """How often is f traced, for the six arguments jnp.ones(3), jnp.zeros(3),
-    jnp.ones(3, int), 1.0, 2.0 and np.float32(2)?"""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    traces = []
-
-    def f(x: Any) -> Any:
-        traces.append(x)
-        return x + 1
-
-    fast = jax.jit(f)
-    for value in (jnp.ones(3), jnp.zeros(3), jnp.ones(3, int), 1.0, 2.0,
-                  np.float32(2)):
-        fast(value)
-    return len(traces)
-
-
-@exercise(
-    "2.6",
     hints=("Dynamo's second graph of x * n had a symbol for n. Can a graph "
            "that has no loop hold `for _ in range(n)`?",
            "Compile it with backend=keep, call it four times, count graphs."),
@@ -233,12 +198,49 @@ def powers_made() -> int:
 
 
 @exercise(
+    "2.6",
+    hints=("A trace is kept for a shape and a type. Which of the six are "
+           "alike in both?",
+           "jax.typeof(value) says what jit looks at. A ~ marks a weak type."),
+    why="f32[3] twice, int32[3], a weak f32 (1.0 and 2.0 alike), and a strong "
+        "one: np.float32(2) has chosen its type, a Python float has not.",
+    wrong=((lambda right: right + 2,
+            "Values do not count: zeros look like ones, and 2.0 like 1.0."),
+           (lambda right: right + 1,
+            "Two of them differ in value only, twice over."),
+           (lambda right: right - 1,
+            "Is np.float32(2) the same to JAX as 2.0? Think of what each "
+            "becomes beside a bf16 array.")),
+)
+def traces_made() -> int:
+    """How often is f traced, for the six arguments jnp.ones(3), jnp.zeros(3),
+    jnp.ones(3, int), 1.0, 2.0 and np.float32(2)?"""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    traces = []
+
+    def f(x: Any) -> Any:
+        traces.append(x)
+        return x + 1
+
+    fast = jax.jit(f)
+    for value in (jnp.ones(3), jnp.zeros(3), jnp.ones(3, int), 1.0, 2.0,
+                  np.float32(2)):
+        fast(value)
+    return len(traces)
+
+
+@exercise(
     "2.7",
     hints=("A listing for one chip shows what that chip holds: a slice.",
            "Undo the division: multiply the dimension that was split."),
     why="Eight slices of [1, 8192] are [8, 8192], and eight of [4096, 8192] "
         "are [32768, 8192]. One chip's program shows only its share.",
-    wrong=((lambda right: ((1, 8192), right[1]),
+    wrong=((lambda right: ((1, 8192), (4096, 8192)),
+            "That is one chip's share, as printed: undo the split."),
+           (lambda right: ((1, 8192), right[1]),
             "The first operand is split too: each chip has one of its rows."),
            (lambda right: ((8192, 8), right[1]),
             "Each chip has a row of 8192, and there are eight of them."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -75,11 +76,17 @@ def fusing_pass() -> str:
 
 @exercise(
     "3.3",
-    hints=("Each of the 2 x 4 results is a sum of three products.",),
+    hints=("Each of the 2 x 4 results is a sum of three products.",
+           "It is written out as 3x3 is: one instruction for each "
+           "multiply-add."),
     why="2 x 4 results of 3 multiply-adds each, and so small a product is "
         "still written out.",
     wrong=((lambda right: 2 * right, "Those are FLOPs."),
-           (lambda right: 0, "It is smaller than 4x4: XLA emits it.")),
+           (lambda right: right // 3,
+            "Those are the results; each is a sum of three products."),
+           (lambda right: 0,
+            "It calls Eigen only where the dimension summed over, and "
+            "another, are 4 or more. Here the sum is over 3.")),
 )
 def emitted() -> int:
     """How many vfmadd does XLA emit for a 2x3 times a 3x4 matrix?"""
@@ -166,82 +173,8 @@ def padded_bytes() -> int:
                      target="tpu-v5e").memory["argument"]
 
 
-def _own_product(answer: Any, _: Any) -> str:
-    """"" if ``answer`` multiplies matrices and calls no library."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from course_utils import ir
-
-    if not callable(answer):
-        return "this asks for a function of x and w."
-    x, w = np.random.default_rng(0).normal(size=(2, 64, 64)).astype("f4")
-    got = np.asarray(jax.jit(answer)(x, w))
-    if got.shape != (64, 64) or not np.allclose(got, x @ w, atol=1e-3):
-        return "it compiles, but its result is not x @ w."
-    spec = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    calls = [k.who for k in ir.ladder(answer, spec, spec).kernels
-             if k.author == "library"]
-    return f"right numbers, but it calls {calls[0]}." if calls else ""
-
-
 @exercise(
     "3.7",
-    hints=("Multiply x[:, :, None] with w[None] and sum the middle axis? XLA "
-           "recognises that as a product too, and calls the library.",
-           "Add up 64 outer products, column k of x with row k of w, in a "
-           "Python loop: tracing unrolls it."),
-    why="XLA calls a library for what its rules recognise as a product, and "
-        "yours they did not recognise, so it generated code. Whether that "
-        "code is fast is another question.",
-    judge=_own_product,
-)
-def own_product() -> Callable[..., Any]:
-    """A function of x and w, both f32[64, 64], that returns x @ w without a
-    library call on the CPU."""
-    def outer_products(x: Any, w: Any) -> Any:
-        return sum(x[:, k:k + 1] * w[k] for k in range(64))
-
-    return outer_products
-
-
-@exercise(
-    "3.8",
-    hints=("Each chip needs all of W for its rows of Y, and has a quarter.",
-           "What collects the quarters so that every chip has them all?"),
-    why="An all-gather brings the quarters of W together on every chip: 4.2 "
-        "MB written, and the fusion stays whole.",
-    wrong=((lambda right: (right[0], right[1] // 4),
-            "That is what each chip starts with, and what it reads."),
-           (lambda right: ("all-reduce", 512 * 2048 * 2),
-            "No sums are partial here: each chip has whole rows of X."),
-           (lambda right: (right[0], right[1] * 3 // 4),
-            "That is what arrives; the quarter that was there is written "
-            "too."),
-           (lambda right: ("all-reduce", right[1]),
-            "Nothing is added up here; what is missing on each chip?")),
-)
-def fsdp_collective() -> tuple[str, int]:
-    """Which collective appears when X and W are both sharded by rows over
-    four v5e chips, and how many bytes does it write on each?"""
-    import jax
-    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
-
-    from course_utils import example, ir
-
-    fn, args = example.function(), example.specs()[:3]
-    mesh = AbstractMesh((4,), ("chips",))
-    split = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(
-        mesh, PartitionSpec(*axes)))
-        for a, axes in zip(args, (["chips"], ["chips"], []), strict=True)]
-    made = ir.ladder(fn, *split, target="tpu-v5e").kernels
-    return next((k.ops[0], k.bytes_written) for k in made
-                if "all-" in k.ops[0])
-
-
-@exercise(
-    "3.9",
     hints=("Y is as large as before: 1,024 results of 8 x 128 numbers. How "
            "many pieces does each sum of 2,048 products come in?",
            "On v5e and v6e the bias is one addition, and joining n pieces is "
@@ -280,13 +213,56 @@ def vector_additions() -> tuple[int, int, int]:
     return executed("tpu-v5e"), executed("tpu-v6e"), executed("tpu7x")
 
 
+def _own_product(answer: Any, _: Any) -> str:
+    """"" if ``answer`` multiplies matrices and calls no library."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from course_utils import ir
+
+    if not callable(answer):
+        return "this asks for a function of x and w."
+    x, w = np.random.default_rng(0).normal(size=(2, 64, 64)).astype("f4")
+    got = np.asarray(jax.jit(answer)(x, w))
+    if got.shape != (64, 64) or not np.allclose(got, x @ w, atol=1e-3):
+        return "it compiles, but its result is not x @ w."
+    spec = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    calls = [k.who for k in ir.ladder(answer, spec, spec).kernels
+             if k.author == "library"]
+    return f"right numbers, but it calls {calls[0]}." if calls else ""
+
+
 @exercise(
-    "3.10",
-    hints=("In the listing, find the kernel that writes as much as X has.",
+    "3.8",
+    hints=("Multiply x[:, :, None] with w[None] and sum the middle axis? XLA "
+           "recognises that as a product too, and calls the library.",
+           "Add up 64 outer products, column k of x with row k of w, in a "
+           "Python loop: tracing unrolls it."),
+    why="XLA calls a library for what its rules recognise as a product, and "
+        "yours they did not recognise, so it generated code. Whether that "
+        "code is fast is another question.",
+    judge=_own_product,
+)
+def own_product() -> Callable[..., Any]:
+    """A function of x and w, both f32[64, 64], that returns x @ w without a
+    library call on the CPU."""
+    def outer_products(x: Any, w: Any) -> Any:
+        return sum(x[:, k:k + 1] * w[k] for k in range(64))
+
+    return outer_products
+
+
+@exercise(
+    "3.9",
+    hints=("In the listing, find the kernel that writes as many bytes as X "
+           "has.",
            "A product alone would read two operands. This one makes its left "
            "operand first, from two."),
     why="Without dX the third kernel is gone and the others stay as they "
-        "were. It read W, dY and, for the ReLU, XW + b, and wrote dX.",
+        "were. It read W, dY and, for the ReLU, XW + b, and wrote dX. The "
+        "count adds up operands, wherever they lie: the 2.1 MB of XW + b "
+        "lie in VMEM and never reach HBM.",
     wrong=((lambda right: 512 * 1024 * 2,
             "That is what its kernel writes. It also reads."),
            (lambda right: right - 512 * 2048 * 2,
@@ -297,8 +273,8 @@ def vector_additions() -> tuple[int, int, int]:
            ELEMENTS),
 )
 def without_dx() -> int:
-    """How many bytes less do the kernels of step move on a TPU v5e if it
-    returns no dx?"""
+    """How many bytes less do the kernels of step read and write on a TPU
+    v5e, operands counted wherever they lie, if it returns no dx?"""
     import jax
 
     from course_utils import example, ir
@@ -319,3 +295,48 @@ def without_dx() -> int:
         return sum(k.bytes_read + k.bytes_written for k in made.kernels)
 
     return moved(step) - moved(shorter)
+
+
+def _gathered(answer: Any, right: tuple[str, int]) -> str:
+    """"" for all-gather, however it is spelt, and its bytes."""
+    if not isinstance(answer, tuple | list) or len(answer) != 2 or (
+            not isinstance(answer[1], numbers.Real)):
+        return "this asks for two values, a name and a number of bytes."
+    name, size = answer
+    plain = "".join(filter(str.isalpha, str(name))).lower()
+    if plain == "allreduce":
+        return ("no sums are partial here, so nothing is added up. What is "
+                "missing on each chip?")
+    if not plain.endswith(right[0].replace("-", "")):
+        return f"value 1: {str(name)[:60]!r} is not it."
+    told = {right[1] // 4: "that is what each chip starts with, and reads.",
+            right[1] * 3 // 4: "that is what arrives; the quarter that was "
+                               "there is written too."}
+    return "" if size == right[1] else told.get(
+        size, f"value 2: {str(size)[:60]} is not it.")
+
+
+@exercise(
+    "3.10",
+    hints=("Each chip needs all of W for its rows of Y, and has a quarter.",
+           "What collects the quarters so that every chip has them all?"),
+    why="An all-gather brings the quarters of W together on every chip: 4.2 "
+        "MB written, and the fusion stays whole.",
+    judge=_gathered,
+)
+def fsdp_collective() -> tuple[str, int]:
+    """Which collective appears when X and W are both sharded by rows over
+    four v5e chips, and how many bytes does it write on each?"""
+    import jax
+    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+    from course_utils import example, ir
+
+    fn, args = example.function(), example.specs()[:3]
+    mesh = AbstractMesh((4,), ("chips",))
+    split = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(
+        mesh, PartitionSpec(*axes)))
+        for a, axes in zip(args, (["chips"], ["chips"], []), strict=True)]
+    made = ir.ladder(fn, *split, target="tpu-v5e").kernels
+    return next((k.ops[0], k.bytes_written) for k in made
+                if "all-" in k.ops[0])

@@ -3,19 +3,24 @@
 Nothing is computed: JAX functions are traced, torch functions run on fake
 tensors. What is counted is the program as written, before any fusion (dead
 code of a jaxpr left out). ``matmul``: products and convolutions, 2 FLOPs a
-multiply-add (8 if complex), padded taps included; attention with all pairs
-of positions, masked or not, from its products whatever back end runs it;
-factorizations and FFTs (5 n log2 n, half if real) by their textbook counts.
-``elementwise``: float arithmetic, max, min and reductions (n - 1 each).
-``transcendental``: one for each exp, log, tanh, erf, sqrt, power.
-``integer``: integer arithmetic, comparisons, selects; a sort is n log2 n.
+multiply-add (8 if complex, 4 if one side is), padded taps included: in JAX a
+transposed convolution of stride 1 is one over a padded input, in torch each
+input meets the kernel. A gradient pairs what its forward pairs. Attention
+counts all pairs of positions, masked or not, from its products whatever back
+end runs it (by FlopCounterMode's formula if called by a back end's name);
+factorizations and FFTs (5 n log2 n, half if real) by their textbook counts,
+an inverse as a solve for the identity. ``elementwise``: float arithmetic,
+max, min and reductions (n - 1 each). ``transcendental``: one for each exp,
+log, tanh, erf, sqrt, power. ``integer``: integer arithmetic, comparisons,
+selects; a sort is n log2 n. A product of mixed types is of floats if any is.
 Complex: a sum is 2, a product 6, else its two parts. Moving data and drawing
 random bits are no FLOPs. A loop is its body times its trips, a branch the
 dearest of its ways, a kernel of Pallas its body times its programs, a
 recomputation counts. Each op reads its inputs and writes its outputs once;
 views move nothing, a gather only what it takes, a write into part of an array
 what it writes (through a mask: all). What has no rule is in ``unknown``:
-iterative factorizations, collectives, callbacks, sparse and quantized ops.
+iterative factorizations, collectives, callbacks, sparse and quantized ops;
+so is a result whose size hangs on values, which counts as for ones.
 """
 
 from __future__ import annotations
@@ -57,7 +62,8 @@ class Cost:
     def table(self) -> Any:
         """A pandas DataFrame, one row an op."""
         return need("pandas", WHY).DataFrame(
-            [asdict(op) | {"flops": op.flops} for op in self.ops])
+            [asdict(op) | {"flops": op.flops} for op in self.ops],
+            columns=[*Op.__dataclass_fields__, "flops"])
 
     def __str__(self) -> str:
         shown = (*KINDS, "total", "bytes", "params")
@@ -80,8 +86,9 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
     "all" (those and the float arguments) or argument numbers: forward and
     backward with a cotangent of ones. Raises ValueError or TypeError naming
     the argument; warns of ``unknown``. A torch fn, its arguments and the
-    modules it closes over are copied, without data, and left as they are. A
-    custom torch op counts by its ``register_flop_formula``.
+    modules it closes over are copied, without data, and left as they are;
+    what else fn or a hook keeps (a global cache, a list) keeps fake tensors.
+    A custom torch op counts by its ``register_flop_formula``.
     """
     front = _front_end(fn, args, kwargs)
     wrt = _check_wrt(wrt, len(args))
@@ -97,8 +104,8 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
             "looks at no value.") from error
     cost = Cost(tuple(ops), params, tuple(dict.fromkeys(unknown)))
     if cost.unknown:
-        warnings.warn("flops.count left out what it has no rule for: "
-                      + "; ".join(cost.unknown), stacklevel=2)
+        warnings.warn("flops.count left out or guessed what it has no rule "
+                      "for: " + "; ".join(cost.unknown), stacklevel=2)
     return cost
 
 

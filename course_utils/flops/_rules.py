@@ -14,7 +14,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -71,6 +71,8 @@ def array(x: Any) -> Array:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
+    if is_dataclass(tree) and not isinstance(tree, type):
+        tree = [getattr(tree, of.name) for of in fields(tree)]
     if isinstance(tree, dict | list | tuple):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from leaves(item)
@@ -95,6 +97,18 @@ def dearest(every: list) -> Any:
     ops, *more = max(every, key=lambda way: sum(op.flops for op in way[0]))
     return [replace(op, path=f"{op.path}[the dearest branch]")
             for op in ops], *more
+
+
+def differences(ops: Any) -> list[str]:
+    """What these ops hold that XLA and torch count in another way."""
+    return [words for words, has in {
+        "a loop's body counts once": lambda op: op.repeats > 1,
+        "complex is as real": lambda op: "c64[" in op.shapes[-1]
+        or "c128[" in op.shapes[-1],
+        "integers count as floats": lambda op: op.integer,
+        "convolutions count their own way (padded taps, groups, gradients)":
+            lambda op: "conv" in op.name and op.matmul,
+    }.items() if any(map(has, ops))]
 
 
 def check_selected(wrt: Any, wanted: list, reached: bool) -> None:
@@ -129,12 +143,22 @@ def _held(arrays: list[Array]) -> int:
     return sum(a.nbytes for a in arrays)
 
 
-def _tally(kind: str, n: int, like: Array) -> Counter:
-    """n operations in this dtype, as real operations under their kind."""
-    if "int" in like.dtype or like.dtype == "bool":
+def is_real(a: Array) -> bool:
+    """Whether it holds floats (or complex numbers): no integers, no truth."""
+    return a.dtype[0] in "bfc" and a.dtype != "bool"
+
+
+def _tally(kind: str, n: int, like: Array, parts: int = 2) -> Counter:
+    """n operations in this dtype, each of ``parts`` real ones if complex."""
+    if not is_real(like):
         return Counter(integer=n)
-    real = 1 if like.dtype[0] != "c" else 4 if kind == "matmul" else 2
-    return Counter({kind: n * real})
+    return Counter({kind: n * (parts if like.dtype[0] == "c" else 1)})
+
+
+def _macs(n: int, *arrays: Array) -> Counter:
+    """n multiply-adds of the first two: 8 FLOPs if complex, 4 if one is."""
+    parts = math.prod(1 + (a.dtype[0] == "c") for a in arrays[:2])
+    return _tally("matmul", 2 * n * parts, max(arrays, key=is_real), 1)
 
 
 def _each(kind: str, times: int = 1, more: Callable = lambda p: 0) -> Callable:
@@ -143,9 +167,11 @@ def _each(kind: str, times: int = 1, more: Callable = lambda p: 0) -> Callable:
         kind, (times + more(p)) * outs[0].size, outs[0])
 
 
-def _reduce(kind: str, per_input: int = 1, per_output: int = -1) -> Callable:
+def _reduce(kind: str, per_input: int = 1, per_output: int = -1,
+            parts: int = 2) -> Callable:
     return lambda ins, outs, p: _tally(kind, max(
-        0, per_input * ins[0].size + per_output * outs[0].size), ins[0])
+        0, per_input * ins[0].size + per_output * outs[0].size), ins[0],
+        parts)
 
 
 def _moves(held: Callable) -> Callable:
@@ -182,10 +208,11 @@ def _line(ins: list, p: dict) -> int:
 def _power(ins: list, outs: list, p: dict) -> Counter:
     """x**3 is two products, x**-1 one division, x**0.5 a transcendental."""
     y = p.get("y", p.get("exponent"))
-    if not isinstance(y, int | float) or y != int(y) or not 0 < abs(y) < 64:
+    if not isinstance(y, int | float) or y % 1 or not 0 < abs(y) < 64:
         return _each("transcendental")(ins, outs, p)
-    n = int(abs(y)).bit_length() + int(abs(y)).bit_count() - 2 + (y < 0)
-    return _each("elementwise", n)(ins, outs, p)
+    n = int(abs(y)).bit_length() + int(abs(y)).bit_count() - 2
+    return _tally("elementwise", n * outs[0].size, outs[0], 6) + _tally(
+        "elementwise", (y < 0) * outs[0].size, outs[0])
 
 
 def _jax_dot(ins: list, outs: list, p: dict) -> Counter:
@@ -198,25 +225,28 @@ def _jax_dot(ins: list, outs: list, p: dict) -> Counter:
     n = outs[0].size * math.prod(ins[0].shape[axis] for axis in over)
     if ragged and ragged.lhs_ragged_dimensions[0] in over:
         n //= max(ins[2].shape[-1], 1)
-    return _tally("matmul", 2 * n, ins[0])
+    return _macs(n, *ins[:2], *outs)
 
 
 def _jax_conv(ins: list, outs: list, p: dict) -> Counter:
     """Along an axis, each output meets the whole kernel.
 
-    Not so where the input has holes or in a gradient, which pairs the same
-    elements as its forward: there the longest array is the padded one.
+    Where the input has holes, each input does. A gradient pairs what its
+    forward pairs: of the input, where the kernel is ``turned``, or of it.
     """
     layouts = p["dimension_numbers"]
     macs = ins[1].shape[layouts[1][1]]
     macs *= math.prod(outs[0].shape[axis] for axis in layouts[2][:2])
-    for *axes, hole in zip(*(layout[2:] for layout in layouts),
-                           p["lhs_dilation"], strict=True):
+    for *axes, step, hole in zip(
+            *(layout[2:] for layout in layouts), p["window_strides"],
+            p["lhs_dilation"], strict=True):
         x, w, y = (a.shape[axis] for a, axis in zip(
             (*ins, *outs), axes, strict=True))
-        shared = p["backward"] or hole > 1
-        macs *= math.prod(sorted((x, w, y))[:2]) if shared else w * y
-    return _tally("matmul", 2 * macs, ins[0])
+        if p["turned"]:  # its stride is the hole of the forward
+            macs *= (y if step > 1 else x) * w
+        else:
+            macs *= y * w if hole == 1 else x * (y if p["backward"] else w)
+    return _macs(macs, *ins, *outs)
 
 
 def _pool(axes: int, each: int = 0, backward: bool = False) -> Callable:
@@ -241,7 +271,7 @@ def _linalg(thirds: int, each: int = 0, at: int = 0) -> Callable:
         k = min(m, n)  # LU of m by n; a cube where they are equal
         cube = 6 * m * n * k - 3 * (m + n) * k * k + 2 * k**3
         return _tally("matmul", math.prod(batch) * (
-            thirds * cube // 6) + each * n * outs[0].size, ins[at])
+            thirds * cube // 6) + each * n * outs[0].size, ins[at], 4)
     return rule
 
 
@@ -256,7 +286,7 @@ def _fft(ins: list, outs: list, p: dict) -> Counter:
 
 def _product(ins: list, outs: list, p: dict) -> Counter:
     columns = ins[1].shape[1:][-1:]
-    return _tally("matmul", 2 * ins[0].size * math.prod(columns), ins[0])
+    return _macs(ins[0].size * math.prod(columns), *ins[:2], *outs)
 
 
 def _add_product(ins: list, outs: list, p: dict) -> Counter:
@@ -278,7 +308,7 @@ def _conv(ins: list, outs: list, p: dict) -> Counter:
         adds = (y.size - y.shape[1]) * mask[2]
     else:
         adds = y.size * (p["bias"] is not None)
-    return _tally("matmul", 2 * macs, x) + _tally("elementwise", adds, x)
+    return _macs(macs, x, weight) + _tally("elementwise", adds, x)
 
 
 def _table(rows: dict[str, Any]) -> dict[str, Any]:
@@ -288,8 +318,14 @@ def _table(rows: dict[str, Any]) -> dict[str, Any]:
 
 def _times(ins: list, outs: list, p: dict) -> Counter:
     """A product; of complex numbers, 4 products and 2 sums."""
-    return _each("elementwise", 3 if outs[0].dtype[0] == "c" else 1)(
-        ins, outs, p)
+    return _tally("elementwise", outs[0].size, outs[0], 6)
+
+
+def _running(each: int = 1, kind: str = "elementwise",
+             parts: int = 2) -> Callable:
+    """A result for each element, less the first of each line."""
+    return lambda ins, outs, p: _tally(kind, each * (
+        ins[0].size - ins[0].size // _line(ins, p)), ins[0], parts)
 
 
 _COMMON = _table({
@@ -302,13 +338,14 @@ _COMMON = _table({
     "atan2 sinh cosh asinh acosh atanh erf erfc erfinv erf_inv sqrt rsqrt "
     "cbrt lgamma digamma logistic sigmoid": _each("transcendental"),
     "eq ne lt le gt ge": _each("integer"), "pow integer_pow": _power,
-    "cumsum cumprod cummax cummin": lambda ins, outs, p: _tally(
-        "elementwise", ins[0].size - ins[0].size // _line(ins, p), ins[0]),
+    "cumsum cummax cummin": _running(), "cumprod": _running(parts=6),
+    "cumlogsumexp logcumsumexp": lambda ins, outs, p: _running(3)(
+        ins, outs, p) + _running(2, "transcendental")(ins, outs, p),
     "sort topk top_k": lambda ins, outs, p: Counter(
         integer=ins[0].size * math.ceil(math.log2(_line(ins, p)))),
     "argmax argmin": _reduce("integer"),
     "fft _fft_c2c _fft_r2c _fft_c2r": _fft,
-    "cholesky linalg_cholesky_ex": _linalg(1), "linalg_inv_ex": _linalg(6),
+    "cholesky linalg_cholesky_ex": _linalg(1), "linalg_inv_ex": _linalg(8),
     "lu linalg_lu_factor_ex linalg_lu _linalg_det _linalg_slogdet":
         _linalg(2), "triangular_solve linalg_solve_triangular": _linalg(0, 1),
     "_linalg_solve_ex": _linalg(2, 2), "linalg_lu_solve": _linalg(0, 2),
@@ -322,8 +359,9 @@ JAX = _COMMON | _table({
     "select_and_scatter_add": lambda ins, outs, p: _tally(
         "elementwise", math.prod(p["window_dimensions"]) * ins[0].size,
         ins[0]),  # finds the place of each maximum, adds there
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or "
-    "reduce_xor": _reduce("elementwise"),
+    "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_xor":
+        _reduce("elementwise"),
+    "reduce_prod": _reduce("elementwise", parts=6),
     "dot_general ragged_dot ragged_dot_general": _jax_dot,
     "conv_general_dilated": _jax_conv,
     "broadcast_in_dim reshape squeeze expand_dims bitcast_convert_type name "
@@ -348,7 +386,8 @@ TORCH = _COMMON | _table({
     "where isnan isinf isfinite signbit logical_and logical_or logical_not "
     "logical_xor bitwise_and bitwise_or bitwise_xor bitwise_not shift_left "
     "shift_right_arithmetic": _each("integer"),
-    "sum amax amin max min prod any all": _reduce("elementwise"),
+    "sum amax amin max min any all": _reduce("elementwise"),
+    "prod": _reduce("elementwise", parts=6),
     "mean": _reduce("elementwise", 1, 0),
     "var var_mean": _reduce("elementwise", 4, 0),
     "mm bmm mv dot vdot _scaled_mm _int_mm _grouped_mm "
@@ -366,7 +405,7 @@ TORCH = _COMMON | _table({
     "triangular_solve": _linalg(0, 1, 1),
     "convolution convolution_backward": _conv,
     "_unsafe_view empty empty_like empty_strided new_empty resize "
-    "_efficientzerotensor": view,
+    "_efficientzerotensor _new_zeros_with_same_feature_meta": view,
     "index gather index_select embedding": _take,
     "index_put _unsafe_index_put": _put(-1), "scatter": _put(1),
     "scatter_add scatter_reduce": _put(1, True),

@@ -13,6 +13,7 @@ import gc
 import inspect
 import logging
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,7 +38,17 @@ from course_utils.host import need
 Tensor, Fake = torch.Tensor, fake_tensor.FakeTensor
 _DEVICE, _STRIDED = torch.ops.prim.device.default, torch.strided
 _OVERLOAD = torch._ops.OpOverload
+_CONVS = {F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d,
+          F.conv_transpose2d, F.conv_transpose3d}
 _PLAIN = Tensor.__deepcopy__, torch._C.TensorBase.clone
+_SHARED = {kind: lambda x, memo: x for kind in (  # no deepcopy makes these
+    type(threading.Lock()), type(threading.RLock()), torch.Generator)}
+_REFUSED = {  # part of torch's words: ours
+    "DataDependentOutput": "fn, or what torch makes of it, reads a value out "
+                           "of a tensor: pass it as a number",
+    "new Tensor subclass": "fn makes a tensor of a class of its own: pass or "
+                           "make plain ones (of CausalBias, is_causal)",
+    "shape_env": "a shape hangs on values (jagged tensors): pass padded ones"}
 
 
 def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
@@ -55,7 +66,13 @@ def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
         if gc.isenabled():  # a third of the time, for a graph that is held
             stack.callback(gc.enable)
             gc.disable()
-        params = _run(fn, args, kwargs, wrt, fake, _Products(), counter)
+        try:
+            params = _run(fn, args, kwargs, wrt, fake, _Products(), counter)
+        except Exception as error:
+            for words, why in _REFUSED.items():
+                if words in f"{type(error).__name__} {error}":
+                    raise ValueError(why) from error
+            raise
     return counter.ops, params, counter.unknown
 
 
@@ -66,7 +83,10 @@ def others(cost: Any, *call: Any) -> list[tuple]:
          counter)
     n, why = counter.get_total_flops(), "elementwise is 0"
     if n != cost.matmul:
-        why += ", so is what has no formula (mv, dot); complex is as real"
+        known = {op.__name__ for op in _flop_counter().flop_registry}
+        none = {op.name for op in cost.ops if op.matmul} - known
+        why += ", ".join(["", *(f"{name} is 0" for name in sorted(none)), *(
+            rules.differences(cost.ops) or ["its own formulas"] * (not none))])
     return [("FlopCounterMode", n, n, None, None, why)]
 
 
@@ -135,7 +155,7 @@ def _run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
                 if type(x) is Parameter}
         for x in memo.values():  # deepcopy can do this too, ten times slower
             x._is_param = True
-        with _Copy(fake):
+        with _Copy(fake), mock.patch.dict(copy._deepcopy_dispatch, _SHARED):
             call, args, kwargs = copy.deepcopy(
                 (getattr(fn, "_orig_mod", fn), args, kwargs), memo)
             for module in closed(fn, set()):  # its copy's for the time
@@ -171,19 +191,34 @@ def _run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
 
 
 # --- counting ----------------------------------------------------------------
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor,
+              bias: Tensor | None = None) -> Tensor:
+    half = torch.einsum("...i,oij->...oj", input1, weight)
+    z = torch.einsum("...oj,...j->...o", half, input2)
+    return z if bias is None else z + bias
+
+
+def _complex(conv: Callable, input: Tensor, weight: Tensor,
+             bias: Tensor | None = None, *how: Any, **named: Any) -> Tensor:
+    """Four real convolutions: torch makes three, and more sums, of it."""
+    a, b, c, d = (conv(x, w, None, *how, **named) for x in (
+        input.real, input.imag) for w in (weight.real, weight.imag))
+    z = torch.complex(a - d, b + c)
+    return z if bias is None else z + bias.reshape(-1, *[1] * (
+        weight.dim() - 2))
+
+
 class _Products(TorchFunctionMode):
-    """Attention and bilinear forms as the products they are made of."""
+    """Attention and the like as the products they are made of."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             with sdpa_kernel(SDPBackend.MATH):
-                return func(*args, **(kwargs or {}))
-        if func is not F.bilinear:
-            return func(*args, **(kwargs or {}))
-        x, y, weight, bias = (*args, None)[:4]
-        half = torch.einsum("...i,oij->...oj", x, weight)
-        z = torch.einsum("...oj,...j->...o", half, y)
-        return z if bias is None else z + bias
+                return func(*args, **kwargs)
+        if func in _CONVS and _tensors((args, kwargs))[0].is_complex():
+            return _complex(func, *args, **kwargs)
+        return (_bilinear if func is F.bilinear else func)(*args, **kwargs)
 
 
 def _line() -> str:
@@ -231,6 +266,7 @@ class _Count(TorchDispatchMode):
         super().__init__()
         self.fake, self.ops, self.unknown, self.seen = fake, [], [], {}
         self.names, self.running = {}, [""]  # paths of modules
+        self.guessed = False  # what the op at hand returns
 
     def enter(self, module: Module, args: Any) -> None:
         if module not in self.names:
@@ -249,6 +285,28 @@ class _Count(TorchDispatchMode):
         self.ops += parts
         return out
 
+    def higher(self, func: Any, args: Any, kwargs: dict) -> Any:
+        """An operator on functions; of a loop, says what one turn is."""
+        if func is torch.ops.higher_order.while_loop:
+            _, body, carried, *more = args
+            with self:
+                one, _ = self.parts(body, (*carried, *sum(more, ())), {})
+            n = sum(op.flops for op in one)
+            self.unknown.append(
+                f"while_loop (trips not known; one is {n:,} FLOPs)")
+            return carried
+        out = func(*args, **kwargs)
+        if formula := _flop_counter().flop_registry.get(func):
+            ins, outs = _tensors((args, kwargs)), _tensors(out)
+            work = Counter(matmul=formula(*args, **kwargs, out_val=out))
+            self.ops += rules.ops_of(
+                func.name(), *([*map(rules.array, of)] for of in (ins, outs)),
+                [*map(id, ins)], lambda ins, outs, p: work, {},
+                self.running[-1], _line())
+        else:
+            self.unknown.append(str(func))
+        return out
+
     def parts(self, call: Callable, args: Any, kwargs: dict) -> tuple:
         """The ops a call is made of, taken out again, and its result."""
         start, out = len(self.ops), call(*args, **kwargs)
@@ -262,9 +320,8 @@ class _Count(TorchDispatchMode):
         if func is torch.ops.higher_order.cond:
             with self:
                 return self.cond(*args)
-        if not isinstance(func, _OVERLOAD):
-            self.unknown.append(str(func))  # an operator on functions
-            return func(*args, **kwargs)
+        if not isinstance(func, _OVERLOAD):  # an operator on functions
+            return self.higher(func, args, kwargs)
         with torch._C.DisableTorchFunction():
             ins: list[Tensor] = []
             key = func, self.key(args, ins)
@@ -315,6 +372,7 @@ class _Count(TorchDispatchMode):
         try:
             return func(*args, **kwargs)
         except fake_tensor.DynamicOutputShapeException:
+            self.guessed = True
             with torch._C._DisableTorchDispatch():
                 ones = tree_map_only(Tensor, lambda x: torch.ones(
                     x.shape, dtype=x.dtype), (args, kwargs))
@@ -324,8 +382,9 @@ class _Count(TorchDispatchMode):
     def learn(self, func: Any, args: Any, kwargs: dict,
               ins: list[Tensor]) -> tuple[_Seen, Any]:
         """An op that comes for the first time, and what it returns."""
+        self.guessed = False
         out, schema = self.run(func, args, kwargs), func._schema
-        outs, ops, unknown = _tensors(out), [], ""
+        outs, ops, unknown, guessed = _tensors(out), [], "", self.guessed
         space, name = schema.name.split("::")
         name = name.rstrip("_")  # add_ is add in place
         rule = self.rule(func, space, name, args, kwargs, out) if (
@@ -338,6 +397,10 @@ class _Count(TorchDispatchMode):
                 name, [*map(rules.array, ins)], [*map(rules.array, outs)],
                 [*map(id, ins)], rule,
                 dict(zip(named, args, strict=False)) | kwargs)
+        if guessed:
+            shapes = " ".join(str(rules.array(y)) for y in outs)
+            unknown = (f"{space}.{name} (how much it returns hangs on values;"
+                       f" counted as for ones, {shapes})")
         seen = _Seen(ops and functools.cache(lambda path, line: [
             replace(op, path=path, line=line) for op in ops]), unknown)
         flat = out if isinstance(out, list | tuple) else [out]
@@ -393,7 +456,7 @@ class _Count(TorchDispatchMode):
                 return rules.view
             work = Counter({kind: sum(getattr(op, kind) for op in made)
                             for kind in rules.KINDS})
-        elif formula and space != "aten":
+        elif formula:
             work = Counter(matmul=formula(*args, **kwargs, out_val=out))
         else:
             return None

@@ -21,11 +21,11 @@ from course_utils.plot.charts import backends, bars, buffers, lines
 from course_utils.plot.chip import chip, hierarchy
 from course_utils.plot.course import card, ladder, stage_map
 from course_utils.plot.operations import products, shares
-from course_utils.plot.programs import programs, timeline
+from course_utils.plot.programs import instructions, programs, timeline
 from course_utils.plot.traffic import roofline, traffic
 
 __all__ = ["DPI", "OKABE_ITO", "SIZE", "amount", "backends", "bars", "buffers",
-           "card", "chip", "digest", "hierarchy", "ladder", "lines",
-           "new", "png", "products", "programs", "roofline", "shares",
+           "card", "chip", "digest", "hierarchy", "instructions", "ladder",
+           "lines", "new", "png", "products", "programs", "roofline", "shares",
            "stage_map", "themed", "timeline",
            "traffic"]

@@ -1,4 +1,4 @@
-"""Programs of a launch and the elements they touch; calls in a queue."""
+"""Programs: what they execute and touch; calls in a queue."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from course_utils.plot.base import (
     legend,
     legible,
     name_rows,
+    segments,
+    sentence,
     themed,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
     from course_utils.compilers.trace import Access, Operand, Trace
     from course_utils.kernels import Launch
@@ -28,6 +31,32 @@ Box = tuple[int, int, int, int]  # first and last row, first and last column
 # The boxes a program touches, its blocks with masked lanes, number of these.
 Share = tuple[list[Box], list[Box], int]
 _DONE = {"load": "read", "store": "written", "atomic": "updated"}
+
+
+@themed
+def instructions(counts: DataFrame,
+                 title: str = "Instructions that each program executes",
+                 ) -> Figure:
+    """How often each program executes each kind of instruction.
+
+    ``counts`` has one row a program and one column a kind; each number is a
+    segment, and each row ends in its sum.
+    """
+    legible("kinds of instruction", len(counts.columns), len(FILLS))
+    rows, said = {}, []
+    for name, row in counts.iterrows():
+        total = f"{row.sum():,} in all"
+        rows[name] = ([(end - n, n, kind, f"{n:,} {kind}")
+                       for kind, n, end in zip(counts.columns, row,
+                                               row.cumsum(), strict=True)
+                       if n], total)
+        said.append(", ".join(f"{n:,} {kind}" for kind, n in row.items())
+                    + f", {total}")
+    ax = chart(sentence(counts.index, said), title)
+    ax.set_xlabel("instructions executed")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    segments(ax, rows, counts.columns)
+    return ax.figure
 
 
 @themed
