@@ -134,7 +134,9 @@ def test_panel_shows_every_setting_in_its_place():
     for i, params in enumerate(settings):
         alone = imread(io.BytesIO(plot.png(draw(**params)[0])))[..., :3]
         tile = pixels[i * 776 + 56:(i + 1) * 776]
-        assert (tile == alone).all()  # as large as by itself
+        # As large as by itself; each file has its own 256 colours.
+        assert abs(tile - alone).mean() < 0.002
+        assert (abs(tile - alone) > 0.2).mean() < 0.002
 
 
 def test_the_panels_repr_stands_in_for_its_pictures():

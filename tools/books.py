@@ -34,9 +34,11 @@ def pins(text: str = "") -> list[Requirement]:
 
 def unmet_pins() -> list[str]:
     """What is installed otherwise than pinned, or not at all."""
-    unmet = []
-    have = {dist.name.lower().replace("_", "-").replace(".", "-"):
-            dist.version for dist in metadata.distributions()}
+    unmet, have = [], {}
+    for dist in metadata.distributions():  # of two, the first is imported:
+        # setuptools, once imported, has copies of others at the path's end
+        name = dist.name.lower().replace("_", "-").replace(".", "-")
+        have.setdefault(name, dist.version)
     for pin in pins():
         version = have.get(pin.name, "nothing")
         # "2.13.0+cpu" is another build of the pinned "2.13.0"
