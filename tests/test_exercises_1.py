@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("no_progress")
 D = 4096
 RIGHT = {
     "1.1": 2 + 2 + 1,  # forward; dW1, dW2; the gradient between the layers
-    "1.2": 2 * 2 * 4 * 8 * 1024 * 1024 * 64,
+    "1.2": 2 * 2 * 4 * 16 * 1024 * 1024 * 64,
     "1.3": 6 * 12_879_925_248 * 1e12,  # active: read in a published table
     # T where 4 T D = 2 (2 D**2 + 2 D**2 / 4 + 3 D * 14336)
     "1.4": (2 * D + D / 2 + 3 * 14336) / 2,
@@ -76,12 +76,14 @@ def test_blank_is_quiet(number):
     ("1.2", RIGHT["1.2"] // 2, "multiply-adds"),
     ("1.2", RIGHT["1.2"] * 2 * 4, "b and k"),
     ("1.2", RIGHT["1.2"] * 64, "h is in both"),
-    ("1.2", 2 * 2 * 4 * 8 * 1024**2, "h is not in the result"),
+    ("1.2", 2 * 2 * 4 * 16 * 1024**2, "h is not in the result"),
     ("1.2", 2 * 2 * 4 * 1024**2 * 64, "g is in one"),
+    ("1.2", 2 * 16 * 1024**2 * 64, "eight pairs"),
     ("1.3", 6 * 46_702_792_704e12, "all the parameters"),
     ("1.3", 2 * 12_879_925_248e12, "forward pass"),
     ("1.3", 6 * 12_879_925_248, "one token's"),
-    ("1.4", 32768, "8D"), ("1.4", 24576, "6D"), ("1.4", 53248, "causal"),
+    ("1.4", 32768, "8D"), ("1.4", 24576, "6D"), (
+        "1.4", 53248, "both QK^T and AV"),
     ("1.4", 6.5, "units of D"), ("1.4", 29696, "8 heads, not 32"),
     ("1.4", 26_625, "Close"), ("1.3", 6 * 14e21, "too high"),
     ("1.3", 6 * 46.7e21, "all the parameters"), ("1.1", 4.5, "whole number"),

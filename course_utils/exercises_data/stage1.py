@@ -43,7 +43,7 @@ def products_in_a_step() -> int:
     "1.2",
     hints=("Write down the letters that occur, each once: b, k, g, t, s, h.",
            "Two times the product of their six sizes."),
-    why="2 x 2 x 4 x 8 x 1024 x 1024 x 64. The batching letters b and k, and "
+    why="2 x 2 x 4 x 16 x 1024 x 1024 x 64. The batching letters b and k, and "
         "the contracted h, stand in both operands and count once.",
     wrong=((lambda right: right / 2,
             "Those are multiply-adds; each is two FLOPs."),
@@ -54,18 +54,21 @@ def products_in_a_step() -> int:
            (lambda right: right / 64,
             "h is not in the result, but it is summed over: it counts."),
            (lambda right: right / 8,
+            "That is one matrix for all of b and k: each of their eight "
+            "pairs has its own, so they count, once."),
+           (lambda right: right / 16,
             "g is in one operand only, and still counts.")),
 )
 def grouped_query_flops() -> int:
     """How many FLOPs is einsum("bkgth,bksh->bkgts") with b = 2, k = 4,
-    g = 8, t = s = 1024, h = 64?"""
+    g = 16, t = s = 1024, h = 64?"""
     import jax
     import jax.numpy as jnp
 
     from course_utils import flops
 
     q, k = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (
-        (2, 4, 8, 1024, 64), (2, 4, 1024, 64)))
+        (2, 4, 16, 1024, 64), (2, 4, 1024, 64)))
     return flops.count(lambda q, k: jnp.einsum(
         "bkgth,bksh->bkgts", q, k), q, k).matmul
 
@@ -109,8 +112,8 @@ def mixtral_training_flops() -> float:
             "heads as query heads. This one differs in both."),
            (lambda right: 6 * 4096, "That is 6D, of an MLP of two matrices. "
             "This one has three."),
-           (lambda right: 2 * right, "That is with a kernel that skips what "
-            "a causal mask hides. The question is without."),
+           (lambda right: 2 * right, "Twice too much: count both QK^T and "
+            "AV, and give no causal discount."),
            (lambda right: right / 4096, "That is in units of D: multiply by "
             "4096."),
            (lambda right: 7.25 * 4096, "Keys and values have 8 heads, not 32: "
@@ -177,7 +180,8 @@ def attention_done_again() -> float:
             "are apart, so the vocabulary's table is there twice."),
            (lambda right: right - 2 * 32000 * 4096,
             "The embedding and the unembedding are parameters too."),
-           (lambda right: right / 64, "That is one layer; there are 64.")),
+           (lambda right: right / 64, "That is one layer; there are 64."),
+           (lambda right: right / 1e9, "In parameters, not in billions.")),
 )
 def parameters_of_the_book() -> int:
     """How many parameters has a decoder with D = 4096, gated MLPs of width
