@@ -23,7 +23,7 @@ help:
 	@echo "make notebooks  execute all notebooks, store their outputs"
 	@echo "make record     record what the notebooks compile for absent chips"
 	@echo "make figures    draw figures/ again"
-	@echo "make bench      time the counter beside its yardsticks"
+	@echo "make bench      time counter and ladder beside yardsticks"
 	@echo "make pages      write docs/claims.md from tests/data/claims.toml"
 	@echo "make stamp      write setup cell and Colab badge into the notebooks"
 	@echo "make colab      write site/colab/: notebooks that run on their own"

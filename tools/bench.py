@@ -1,4 +1,4 @@
-"""Speed of the counter, as ratios in one run: `make bench`.
+"""Speed of counter and ladder, as ratios in one run: `make bench`.
 
 Each row is timed against a yardstick on the same machine in the same minute;
 only those of large models and warm calls are seconds, with generous limits.
