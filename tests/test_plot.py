@@ -277,6 +277,18 @@ def test_every_buffer_is_named_however_short():
                                                allocation=7)]), [*names, "x"])
 
 
+def test_a_back_end_that_is_missing_has_a_row_that_says_so():
+    gone = pd.DataFrame(
+        [("XLA, TPU v5e", "", "missing", "libtpu is missing: " + 40 * "why ",
+          None, None)], columns=["back end", *TABLE.reset_index().columns[1:]])
+    gone = gone.set_index(["back end", "kernel"])
+    for table, bars in ((gone, 0), (pd.concat([TABLE[:4], gone]), 4)):
+        [ax] = plot.backends(table).axes
+        assert len(ax.patches) == bars
+        assert ax.texts[-1].get_text().strip() == "not on this machine"
+        assert "XLA, TPU v5e: not on this machine" in ax.figure.summary
+
+
 def test_an_author_keeps_its_fill_in_every_table():
     alone = plot.backends(TABLE[TABLE.author == "library"]).axes[0]
     both = plot.backends(TABLE).axes[0]

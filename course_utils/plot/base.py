@@ -261,7 +261,7 @@ def segments(ax: Axes, rows: Mapping[str, tuple[Sequence[Any], str]],
         for y, (parts, label) in enumerate(rows.values()):
             beside = [label] * bool(label) + [name for *_, name in parts if (
                 not _fit(ax, next(bars), y, name))]
-            end = max(left + width for left, width, *_ in parts)
+            end = max((left + width for left, width, *_ in parts), default=0)
             text = ax.text(end, y, "  " + ", ".join(beside), size=14,
                            va="center")
             share = (text.get_window_extent().width + 10) / ax.bbox.width

@@ -35,11 +35,15 @@ def backends(table: DataFrame, minimum: float | None = None,
     ``table`` has the index ("back end", "kernel") and the columns author
     ("compiler" or "library"), who, bytes_read, bytes_written. ``minimum``
     is the compulsory traffic in bytes, a dashed line. Bytes not known (NaN)
-    draw no segment, and the label then says "at least".
+    draw no segment, and the label then says "at least"; a back end whose
+    author is "missing" is not on this machine, and its row says so.
     """
     table = table.assign(moved=table.bytes_read + table.bytes_written)
     rows = {}
     for name, part in table.groupby(level=0, sort=False):
+        if (part.author == "missing").all():
+            rows[name] = ([], "not on this machine")
+            continue
         moved = part.moved.fillna(0)
         left = moved.cumsum() - moved
         label = (f"{'at least ' * bool(part.moved.isna().any())}"
