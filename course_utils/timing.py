@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import math
-import os
 import platform
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from course_utils import host
 from course_utils._whole import whole
@@ -121,12 +116,12 @@ def compilation(fn: Callable, args: tuple, *others: tuple) -> Compilation:
 
     Torch tensors anywhere in ``args`` choose torch.compile, anything else
     jax.jit. Each of ``others`` is a tuple like ``args``, say of another shape.
-    Both compilers forget what they made before in this process, and nothing
-    on disk helps: Inductor gets an empty cache folder, in which the first
-    call of a process makes C++ headers ready for all. On x86 it uses vectors
-    of 256 bits, as XLA does unless told otherwise. Where no C++ compiler is
-    found, "aot_eager" takes its place: graphs, run op by op. Torch is held to
-    one thread: two that wait for each other measure how busy the machine is.
+    Both compilers forget what they made before, in this process and on disk,
+    but for C++ headers, which Inductor makes ready once. On x86 it uses
+    vectors of 256 bits, as XLA does unless told otherwise. Where no C++
+    compiler is found, "aot_eager" takes its place: graphs, run op by op. Torch
+    is held to one thread: two that wait for each other measure how busy the
+    machine is.
     """
     torch = sys.modules.get("torch")
     if torch and any(isinstance(a, torch.Tensor) for a in _leaves(args)):
@@ -171,13 +166,15 @@ def _with_torch(torch: Any, fn: Callable, args: tuple, others: tuple,
         name, how = "torch.compile, aot_eager", {"backend": "aot_eager"}
     elif platform.machine() in ("x86_64", "AMD64"):  # no search for AVX-512
         how["options"] |= {"cpp.vec_isa_ok": True, "cpp.simdlen": 256}
+    from torch._inductor.utils import fresh_cache
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         torch.compiler.reset()
         capture = _once(torch.compile(fn, backend="eager"), args)
         torch.compiler.reset()
-        with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=_empty()):
+        with tempfile.TemporaryDirectory() as folder, fresh_cache(dir=folder):
             return name, capture, *_calls(
                 fn, torch.compile(fn, **how), args, others)
     finally:
@@ -207,11 +204,3 @@ def _leaves(tree: Any) -> Iterable[Any]:
         tree = tuple(tree.values())
     return sum((tuple(_leaves(part)) for part in tree), ()) if isinstance(
         tree, list | tuple) else (tree,)
-
-
-@functools.cache
-def _empty() -> str:
-    """A folder of this process, gone when it ends."""
-    folder = tempfile.mkdtemp(prefix="course-inductor-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder

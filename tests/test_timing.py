@@ -3,6 +3,8 @@
 import collections
 import dataclasses
 import math
+import os
+from pathlib import Path
 
 import pytest
 
@@ -145,7 +147,6 @@ for seen in timing.watch(jnp.dot, x, x), timing.watch(jnp.sin, x):
     ("on", [True, False]),  # a sine counts no FLOPs, so XLA calls it cheap
     ("off", [False, False])])
 def test_jax_on_a_cpu_returns_early_unless_told_not_to(switch, early):
-    import os
     import subprocess
     import sys
 
@@ -261,8 +262,29 @@ def test_torch_compiles_for_a_shape_then_for_all(monkeypatch, compiler, name):
     assert (seen.function, seen.compiler) == ("<lambda>", name)
     assert 0 < seen.capture and seen.again < seen.first
     assert seen.others[1] < seen.others[0]  # the third finds a graph ready
-    assert timing._empty() not in timing.os.environ.values()
     assert torch.get_num_threads() == threads
+
+
+def test_inductor_builds_all_of_it_again_the_second_time(monkeypatch):
+    torch = pytest.importorskip("torch")
+    if not timing.host.compiler():
+        pytest.skip("no C++ compiler here")
+    folders, built, calls = [], [], timing._calls
+
+    def watched(*args):
+        folders.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+        assert not [*folders[-1].rglob("*.so")]
+        found = calls(*args)
+        built.append(len([*folders[-1].rglob("*.so")]))
+        return found
+
+    monkeypatch.setattr(timing, "_calls", watched)
+    before = dict(os.environ)
+    for _ in range(2):
+        timing.compilation(lambda x: torch.sin(x) + 1, (torch.ones(3),))
+    assert 0 < built[0] == built[1] and len({*folders}) == 2
+    assert not any(folder.exists() for folder in folders)
+    assert dict(os.environ) == before
 
 
 def test_a_tensor_anywhere_in_the_arguments_chooses_torch(monkeypatch):
