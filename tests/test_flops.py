@@ -506,6 +506,15 @@ WRITES = {  # fn, arguments after x[1000,64], rows, adds
     "torch scatter maxima": (lambda x, i, y: x.scatter_reduce(
         0, i[:, None].expand(100, 64), y.expand(100, 64), "amax"),
         ["i", "y"], 100, 1),
+    "torch index add": (lambda x, i, y: x.index_add_(
+        0, i, y.expand(100, 64)), ["i", "y"], 100, 1),
+    "torch index maxima": (lambda x, i, y: x.index_reduce_(
+        0, i, y.expand(100, 64), "amax"), ["i", "y"], 100, 1),
+    "torch index copy": (lambda x, i, y: x.index_copy_(
+        0, i, y.expand(100, 64)), ["i", "y"], 100, 0),
+    "torch index fill": (lambda x, i: x.index_fill_(0, i, 0.), ["i"], 100, 0),
+    "torch slice scatter": (lambda x, y: x.slice_scatter(
+        y.expand(5, 64), 0, 0, 5), ["y"], 5, 0),
     "torch fill": (lambda x: x[:5].zero_(), [], 5, 0),
     "torch copy": (lambda x, y: x[:5].copy_(y), ["y"], 5, 0),
 }

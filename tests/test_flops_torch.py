@@ -743,6 +743,58 @@ def test_what_is_reached_in_another_way_is_refused():
     assert torch.equal(w, torch.ones(8, 8))
 
 
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop", "NAdam"])
+def test_a_step_of_an_optimizer(kind):
+    def step(model, x):
+        optimizer = getattr(torch.optim, kind)(model.parameters(), 0.1)
+        model(x).sum().backward()
+        optimizer.step()
+
+    model = nn.Linear(8, 8)
+    before = model.weight.detach().clone()
+    cost = flops.count(step, model, meta(4, 8))
+    # 4 operations a parameter at least, a root each but for SGD
+    assert cost.matmul == 2 * 512 and not cost.unknown
+    assert cost.elementwise > 2 * 72
+    assert cost.transcendental == (0 if kind == "SGD" else 72)
+    assert torch.equal(model.weight, before)
+
+
+def test_a_gradient_of_what_is_no_argument_is_refused():
+    w = torch.ones(8, 8, requires_grad=True)
+    assert matmul(lambda x: x @ w, (4, 8)) == 512
+    assert matmul(lambda x: x @ w, (4, 8), wrt=0) == 2 * 512
+    for grad in None, torch.ones(8, 8):
+        w.grad = grad
+        with pytest.raises(ValueError, match="that is no argument"):
+            flops.count(lambda x: (x @ w).sum().backward(), meta(4, 8))
+        assert w.grad is grad
+
+
+def test_other_threads_count_and_run_modules_meanwhile():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))
+    alone = flops.count(model, meta(4, 8), wrt="params")
+    found, done = [], threading.Event()
+
+    def run():
+        while not done.is_set():
+            model(torch.ones(4, 8))
+
+    def count():
+        found.extend(flops.count(model, meta(4, 8), wrt="params")
+                     for _ in range(9))
+
+    running = threading.Thread(target=run)
+    threads = [threading.Thread(target=count) for _ in range(2)]
+    for thread in running, *threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    running.join()
+    assert found == [alone] * 18  # paths of modules and all
+
+
 def test_outputs_are_what_they_were():
     class One(nn.Module):  # a tuple of one stays a tuple
         def forward(self, x):

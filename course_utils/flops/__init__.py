@@ -1,26 +1,29 @@
 """Count what a JAX or PyTorch function costs, op by op. Floor 1.
 
 Nothing is computed: JAX functions are traced, torch functions run on fake
-tensors. What is counted is the program as written, before any fusion (dead
-code of a jaxpr left out). ``matmul``: products and convolutions, 2 FLOPs a
-multiply-add (8 if complex, 4 if one side is), padded taps included: in JAX a
-transposed convolution of stride 1 is one over a padded input, in torch each
-input meets the kernel. A gradient pairs what its forward pairs. Attention
-counts all pairs of positions, masked or not, from its products whatever back
-end runs it (by FlopCounterMode's formula if called by a back end's name);
-factorizations and FFTs (5 n log2 n, half if real) by their textbook counts,
-an inverse as a solve for the identity. ``elementwise``: float arithmetic,
-max, min and reductions (n - 1 each). ``transcendental``: one for each exp,
-log, tanh, erf, sqrt, power. ``integer``: integer arithmetic, comparisons,
-selects; a sort is n log2 n. A product of mixed types is of floats if any is.
-Complex: a sum is 2, a product 6, else its two parts. Moving data and drawing
-random bits are no FLOPs. A loop is its body times its trips, a branch the
-dearest of its ways, a kernel of Pallas its body times its programs, a
-recomputation counts. Each op reads its inputs and writes its outputs once;
-views move nothing, a gather only what it takes, a write into part of an array
-what it writes (through a mask: all). What has no rule is in ``unknown``:
-iterative factorizations, collectives, callbacks, sparse and quantized ops;
-so is a result whose size hangs on values, which counts as for ones.
+tensors. What is counted is the program as written, before any fusion; dead
+code of a jaxpr is left out.
+
+``matmul``: products and convolutions, 2 FLOPs a multiply-add (8 if complex, 4
+if one side is), padded taps included: in JAX a transposed convolution of
+stride 1 is one over a padded input, in torch each input meets the kernel. A
+gradient pairs what its forward pairs. Attention counts all pairs of
+positions, masked or not, from its products whatever back end runs it (by
+FlopCounterMode's formula if called by a back end's name); factorizations and
+FFTs (5 n log2 n, half if real) by their textbook counts, an inverse as a
+solve for the identity. ``elementwise``: float arithmetic, max, min and
+reductions (n - 1 each). ``transcendental``: one for each exp, log, tanh, erf,
+sqrt, power. ``integer``: integer arithmetic, comparisons, selects; a sort is
+n log2 n. A product of mixed types is of floats if any is. Complex: a sum is
+2, a product 6, else its two parts. Moving data and drawing random bits are no
+FLOPs. A loop is its body times its trips, a branch the dearest of its ways, a
+kernel of Pallas its body times its programs; a recomputation counts.
+
+Each op reads its inputs and writes its outputs once; views move nothing, a
+gather only what it takes, a write into part of an array what it writes
+(through a mask: all). What has no rule is in ``unknown``: iterative
+factorizations, collectives, callbacks, sparse and quantized ops; so is a
+result whose size hangs on values, which counts as for ones.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ class Cost:
     """What one call costs: FLOPs by kind (``total`` without ``integer``).
 
     ``params`` counts the parameters (a tied one once), None where a function
-    does not say which arguments they are. ``unknown`` names what could not
-    be counted and is in no other number. ``intensity`` is FLOP per byte.
+    does not say which arguments they are. ``unknown`` names what has no
+    rule and is in no other number, or was guessed, saying how.
+    ``intensity`` is FLOP per byte.
     """
 
     ops: tuple[Op, ...]
@@ -70,7 +74,7 @@ class Cost:
         lines = [f"{name:15}{getattr(self, name):>21,}" for name in shown
                  if getattr(self, name) is not None]
         lines.append(f"{'FLOP/byte':15}{self.intensity:>21.1f}")
-        return "\n".join(lines + [f"not counted: {x}" for x in self.unknown])
+        return "\n".join(lines + [f"unknown: {x}" for x in self.unknown])
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -100,8 +104,9 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
         why = (str(error).strip() or "no message").splitlines()[0][:200]
         raise ValueError(
             f"fn cannot be counted with {_described(fn, args)}: {why} "
-            f"({type(error).__name__}). Check shapes and types, and that fn "
-            "looks at no value.") from error
+            f"({type(error).__name__}). Check shapes and types, that fn "
+            "looks at no value, and that what it differentiates is an "
+            "argument.") from error
     cost = Cost(tuple(ops), params, tuple(dict.fromkeys(unknown)))
     if cost.unknown:
         warnings.warn("flops.count left out or guessed what it has no rule "

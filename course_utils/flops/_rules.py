@@ -199,6 +199,12 @@ def _put(update: int, adds: bool = False) -> Callable:
     return rule
 
 
+def _fill_rows(ins: list, outs: list, p: dict) -> Counter:
+    """As many elements of ins[0] as its rows hold that ins[1] names."""
+    n = ins[0].size // _line(ins, p) * ins[1].size
+    return Counter(bytes=_held(ins[1:]) + n * ins[0].itemsize)
+
+
 def _line(ins: list, p: dict) -> int:
     """Length of the axis an op runs along."""
     axis = p.get("axis", p.get("dimension", p.get("dim", -1)))
@@ -255,11 +261,10 @@ def _pool(axes: int, each: int = 0, backward: bool = False) -> Callable:
         y, x = (ins[0], outs[0]) if backward else (outs[0], ins[0])
         if window := p.get("kernel_size"):
             n = y.size * math.prod(window) ** (axes // len(window))
-        else:  # adaptive: windows as long as it takes
+        else:  # adaptive: where k does not divide m, windows overlap
             n = math.prod(y.shape[:-axes]) * math.prod(
-                sum(-(-(i + 1) * m // k) - i * m // k for i in range(k))
-                for m, k in zip(x.shape[-axes:], y.shape[-axes:],
-                                strict=True))
+                m + k - math.gcd(m, k) for m, k in zip(
+                    x.shape[-axes:], y.shape[-axes:], strict=True))
         return _tally("elementwise", n + each * y.size, y)
     return rule
 
@@ -407,8 +412,10 @@ TORCH = _COMMON | _table({
     "_unsafe_view empty empty_like empty_strided new_empty resize "
     "_efficientzerotensor _new_zeros_with_same_feature_meta": view,
     "index gather index_select embedding": _take,
-    "index_put _unsafe_index_put": _put(-1), "scatter": _put(1),
-    "scatter_add scatter_reduce": _put(1, True),
+    "index_put _unsafe_index_put": _put(-1),
+    "scatter slice_scatter select_scatter": _put(1),
+    "scatter_add scatter_reduce": _put(1, True), "index_copy": _put(2),
+    "index_add index_reduce": _put(2, True), "index_fill": _fill_rows,
     "copy copy_to zero fill zeros ones full arange zeros_like ones_like "
     "full_like new_zeros new_ones new_full": _fill,
     "clone _to_copy cat stack constant_pad_nd flip roll repeat tril triu "

@@ -43,6 +43,7 @@ _CONVS = {F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d,
 _PLAIN = Tensor.__deepcopy__, torch._C.TensorBase.clone
 _SHARED = {kind: lambda x, memo: x for kind in (  # no deepcopy makes these
     type(threading.Lock()), type(threading.RLock()), torch.Generator)}
+_ONE = threading.RLock()  # threads share hooks, torch.cond and modules
 _REFUSED = {  # part of torch's words: ours
     "DataDependentOutput": "fn, or what torch makes of it, reads a value out "
                            "of a tensor: pass it as a number",
@@ -55,7 +56,9 @@ def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
     """(ops, parameters, unknown)."""
     fake = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
     counter = _Count(fake)
-    with contextlib.ExitStack() as stack, sdpa_kernel(SDPBackend.MATH):
+    with (_ONE, contextlib.ExitStack() as stack,
+          sdpa_kernel(SDPBackend.MATH)):
+        stack.callback(counter.restore)
         # LSTM and attention as the products they are made of, everywhere.
         stack.callback(mkldnn.set_flags, mkldnn.set_flags(_enabled=False)[0])
         for hook in (modules.register_module_forward_pre_hook(counter.enter),
@@ -73,14 +76,18 @@ def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
                 if words in f"{type(error).__name__} {error}":
                     raise ValueError(why) from error
             raise
+        if counter.restore():
+            raise ValueError("fn makes the gradient of a tensor that is no "
+                             "argument: pass it as an argument")
     return counter.ops, params, counter.unknown
 
 
 def others(cost: Any, *call: Any) -> list[tuple]:
     """The row of torch's own counter for ``compare``."""
     counter = _flop_counter().FlopCounterMode(display=False)
-    _run(*call, fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
-         counter)
+    with _ONE:
+        _run(*call, fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
+             counter)
     n, why = counter.get_total_flops(), "elementwise is 0"
     if n != cost.matmul:
         known = {op.__name__ for op in _flop_counter().flop_registry}
@@ -158,7 +165,8 @@ def _run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
         with _Copy(fake), mock.patch.dict(copy._deepcopy_dispatch, _SHARED):
             call, args, kwargs = copy.deepcopy(
                 (getattr(fn, "_orig_mod", fn), args, kwargs), memo)
-            for module in closed(fn, set()):  # its copy's for the time
+            for module in () if isinstance(fn, Module) else closed(
+                    fn, set()):  # they are their copies for the time
                 stack.callback(vars(module).update, dict(vars(module)))
                 copied = copy.deepcopy(module, memo)
                 stack.callback(vars(module).clear)
@@ -267,15 +275,28 @@ class _Count(TorchDispatchMode):
         self.fake, self.ops, self.unknown, self.seen = fake, [], [], {}
         self.names, self.running = {}, [""]  # paths of modules
         self.guessed = False  # what the op at hand returns
+        self.outside: dict[int, tuple] = {}  # tensors of no argument
+        self.thread = threading.get_ident()
+
+    def restore(self) -> bool:
+        """Take back gradients given to tensors that are no argument."""
+        given = [(x, grad) for x, grad in self.outside.values()
+                 if isinstance(x.grad, Fake)]
+        for x, grad in given:
+            x.grad = grad
+        return bool(given)
 
     def enter(self, module: Module, args: Any) -> None:
+        if threading.get_ident() != self.thread:
+            return
         if module not in self.names:
             self.names |= {part: f"{type(module).__name__}.{name}".strip(".")
                            for name, part in module.named_modules()}
         self.running.append(self.names[module])
 
     def leave(self, *_: Any) -> None:
-        self.running.pop()
+        if threading.get_ident() == self.thread:
+            self.running.pop()
 
     def cond(self, pred: Any, true_fn: Callable, false_fn: Callable,
              operands: Any = ()) -> Any:
@@ -335,6 +356,9 @@ class _Count(TorchDispatchMode):
                     real[0] is ins[0] and func._schema.is_mutable)):
                 raise ValueError("fn reaches a module, or writes to a tensor, "
                                  "that is no argument: pass it as an argument")
+            for x in real:
+                if x.requires_grad and x.is_leaf:
+                    self.outside.setdefault(id(x), (x, x.grad))
             seen = self.seen.get(key)
             if seen is None:
                 self.seen[key], out = self.learn(func, args, kwargs, ins)
