@@ -44,13 +44,15 @@ if TYPE_CHECKING:
 
 _TARGETS = {"JAX": xla.TARGETS, "torch": torch.TARGETS,
             "Triton": tuple(triton.TARGETS)}
+_FRONT_ENDS = {"jax": "JAX", "jaxlib": "JAX", "torch": "torch"}
 _COMPILERS = {"JAX": "XLA", "torch": "Inductor", "Triton": "Triton"}
 _BACKENDS = {"JAX": ("cpu", "h100", "tpu-v5e"),
              "torch": ("eager", "cpu", "h100"), "Triton": ("h100", "mi300x")}
 _ELSEWHERE = {("JAX", "mi300x"): "needs XLA's ROCm build",
               ("torch", "mi300x"): "needs torch's ROCm build",
               ("Triton", "cpu"): "runs there in the interpreter only"}
-_WORKS = {"JAX": xla.lacking, "torch": torch.works, "Triton": triton.works}
+_WORKS = {"JAX": xla.lacking, "torch": torch.lacking,
+          "Triton": triton.works}
 _HINTS = (  # to what JAX says first
     ("abstract array|Shapes must be|static arg", " Give it arrays, and bind "
      "anything else (a size, a name) with functools.partial."),
@@ -125,9 +127,10 @@ class Ladder:
 
         Those that match the regular expression ``wanted``, by their number in
         the rung's text. What a library's helper did counts for the line that
-        called it. ``python`` is 0 where the compiler does not say; XLA's code
-        says only where a kernel begins, by the operation the kernel is known
-        by. Raises ValueError for a rung that keeps no such links.
+        called it. ``python`` is 0 where the compiler does not say: a jaxpr
+        where a helper of another file did it, XLA's code but where a kernel
+        begins, by the operation the kernel is known by. Raises ValueError for
+        a rung that keeps no such links.
         """
         pd = host.need("pandas", "the links come as its table")
         rung, found = self[name], _text.pattern(wanted)
@@ -171,31 +174,34 @@ class Ladder:
     def __str__(self) -> str:
         return "\n".join([self._head(), *(
             f"{r.name:14} {len(r.text.splitlines()):7,} lines  {r.tool}"
+            if r.tool else f"{r.name:14} {r.text.strip()}"
             for r in self.rungs)])
 
     def _repr_html_(self) -> str:
         parts = [_text.folded(
-            f"{r.name}: {len(r.text.splitlines()):,} lines, by {r.tool}",
+            f"{r.name}: {len(r.text.splitlines()):,} lines, by {r.tool}"
+            if r.tool else f"{r.name}: missing here",
             _text.html(r.text[:8000], r.language)) for r in self.rungs]
         return _text.html(self._head(), "text") + "".join(parts)
 
 
 def ladder(fn: Callable, *args: Any, target: str = "cpu",
-           wrt: str | int | tuple[int, ...] | None = None,
-           donate: tuple[int, ...] = (), fresh: bool = False,
+           wrt: str | int | Sequence[int] | None = None,
+           donate: int | Sequence[int] = (), fresh: bool = False,
            **meta: Any) -> Ladder:
     """Every representation of ``fn`` on the way to ``target``.
 
     ``fn`` is a JAX function (``args`` arrays or ``jax.ShapeDtypeStruct``), a
     torch function or module (real or meta tensors), or a Triton kernel
-    (``meta`` holds its constexprs, ``num_warps`` and ``num_stages``). ``wrt``
-    takes the gradient along: "all" or argument numbers, in JAX with a
-    cotangent of ones; in torch also "params", and AOTAutograd's forward and
-    backward graphs are compiled each: "forward/" or "backward/" begins the
-    names of their kernels, and ``memory`` has the bytes kept between them
-    ("saved", "saved inputs"). ``donate`` (JAX) numbers
-    arguments whose buffers the result may take over. ``fresh`` compiles again
-    what the cache has.
+    (``meta`` holds its constexprs, ``num_warps`` and ``num_stages``).
+
+    ``wrt`` takes the gradient along: "all" or numbers of arguments, in JAX
+    with a cotangent of ones. In torch also "params"; AOTAutograd's forward
+    and backward graphs are compiled each: "forward/" or "backward/" begins
+    the names of their kernels, and ``memory`` has the bytes kept between them
+    ("saved", "saved inputs"). ``donate`` (JAX) numbers arguments whose
+    buffers the result may take over. ``fresh`` compiles again what the cache
+    has.
 
     Where this machine lacks the compiler, a recording of the same function
     and arguments is shown if there is one (``.recorded`` says from where),
@@ -207,13 +213,16 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
         raise TypeError(f"ladder() got {', '.join(meta)}: keyword arguments "
                         "beyond its own are for Triton kernels; bind those "
                         f"of {_name(fn)} with functools.partial.")
-    if donate and front != "JAX" or wrt is not None and front == "Triton":
+    if (donate != () and front != "JAX"
+            or wrt is not None and front == "Triton"):
         raise ValueError(f"wrt and donate do not fit a {front} function: "
                          "donate is for JAX, wrt for JAX and torch.")
+    donate = _numbers("donate", donate, args)
+    if wrt not in (None, "all", "params" if front == "torch" else "all"):
+        wrt = _numbers("wrt", wrt, args, ', or "all"')
     made, whence = _compiled(front, fn, args, target, fresh, wrt, donate, meta)
     return Ladder(_name(fn), front, target, made.rungs, made.kernels,
-                  made.memory, made.buffers, whence,
-                  file_of(getattr(fn, "fn", fn)))
+                  made.memory, made.buffers, whence, file_of(_python(fn)))
 
 
 def passes(fn: Callable, *args: Any, target: str = "cpu",
@@ -274,9 +283,8 @@ def compare_backends(fn: Callable, *args: Any, label: str = "",
             _known(front, backend)
     rows = []
     for backend in chosen:
-        name = ("eager" if backend == "eager"
-                else f"{_COMPILERS[front]}, {backend}")
-        name = f"{label}, {name}" if label else name
+        compiler = "" if backend == "eager" else _COMPILERS[front]
+        name = ", ".join(filter(None, (label, compiler, backend)))
         try:
             if backend == "eager":
                 with _explained(fn, args):
@@ -316,12 +324,7 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, fresh: bool,
               wrt: Any, donate: tuple[int, ...], meta: dict[str, Any],
               ) -> tuple[Compiled, str]:
     """What the front end's compiler makes, or what was recorded of it."""
-    python = next(iter(source(getattr(fn, "fn", fn))), None)
-    name = python and recorded.key(
-        python.raw, target, [_describe(a) for a in args], wrt, donate,
-        sorted(meta.items()))
-    if wrt not in (None, "all", "params" if front == "torch" else "all"):
-        wrt = _numbered(args, wrt)
+    name = _recording(fn, args, target, wrt, donate, meta)
     try:
         with _explained(fn, args, target):
             if front == "JAX":
@@ -329,12 +332,13 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, fresh: bool,
                     fn, None if wrt == "all" else wrt)
                 made = xla.compile(whole, args, target, donate, fresh)
             elif front == "Triton":
-                rungs, kernel = triton.ladder(fn, args, target, meta, fresh)
-                made = Compiled(rungs, kernels=(kernel,))
+                built = triton.build(fn, args, meta, target, fresh)
+                made = Compiled(tuple(built.rungs.values()), kernels=(built,))
             else:
                 made = torch.compile(fn, args, target, wrt, fresh)
     except Missing:
-        if name and (found := recorded.find(name, python.origins[0])):
+        if name and (found := recorded.find(
+                name, source(_python(fn))[0].origins[0])):
             return found
         raise
     if name:
@@ -342,20 +346,50 @@ def _compiled(front: str, fn: Callable, args: tuple, target: str, fresh: bool,
     return made, ""
 
 
-def _numbered(args: tuple, wrt: Any) -> tuple[int, ...]:
-    """``wrt`` as a tuple of the numbers of arguments, checked."""
-    numbers = wrt if isinstance(wrt, tuple) else (wrt,)
+def _recording(fn: Any, args: tuple, target: str, wrt: Any,
+               donate: tuple[int, ...], meta: dict[str, Any]) -> str:
+    """The name of a recording of this, "" where none can be trusted.
+
+    It goes by the source of ``fn`` and the shapes of ``args``: nothing may be
+    bound to the one, nor lie folded in the other. A line may have two lambdas.
+    """
+    inner = _python(fn)
+    if (not inspect.isfunction(inner) or hasattr(inner, "__wrapped__")
+            or inner.__name__ == "<lambda>"):
+        return ""
+    if not (python := source(inner)):
+        return ""
+    raw = python[0].raw
+    defaults = [p.default for p in inspect.signature(inner).parameters.values()
+                if p.default is not p.empty]
+    told = (
+        all(re.search(rf"= ?{re.escape(repr(value))}(?!\w)", raw)
+            for value in defaults)
+        and all(hasattr(value, "__name__") for value in _outside(inner))
+        and all(_is_array(a) or isinstance(a, (int, float, str)) for a in args)
+        and all(a.is_contiguous() for a in args if hasattr(a, "is_contiguous"))
+    )
+    return recorded.key(raw, target, [_describe(a) for a in args], wrt, donate,
+                        sorted(meta.items())) if told else ""
+
+
+def _numbers(what: str, given: Any, args: tuple, more: str = "",
+             ) -> tuple[int, ...]:
+    """``given`` as a tuple of the numbers of arguments, checked."""
+    numbers = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not all(isinstance(n, int) and 0 <= n < len(args) for n in numbers):
-        raise ValueError(f"wrt={wrt!r} is neither \"all\" nor argument "
-                         f"numbers from 0 to {len(args) - 1}.")
+        raise ValueError(f"{what}={given!r} does not fit: give numbers of "
+                         f"arguments, from 0 to {len(args) - 1}{more}.")
     return numbers
 
 
 @contextlib.contextmanager
 def _explained(fn: Callable, args: tuple, target: str = "",
                ) -> Iterator[None]:
-    """Whatever a tracer or compiler throws in it becomes one sentence, and
-    who has to wait reads what for."""
+    """What a tracer or compiler throws becomes one sentence.
+
+    Who has to wait reads what for.
+    """
     whither = f" for {target}" if target else ""
     try:
         with progress.line(f"compiling {_name(fn)}{whither} ..."):
@@ -369,7 +403,7 @@ def _explained(fn: Callable, args: tuple, target: str = "",
 def _explain(fn: Callable, args: tuple, error: Exception) -> str:
     given = [_describe(a) for a in args]
     try:
-        inner = getattr(fn, "forward", getattr(fn, "fn", fn))
+        inner = getattr(fn, "forward", _python(fn))
         bound = inspect.signature(inner).bind_partial(*args).arguments
         given = [f"{name}: {_describe(a)}" for name, a in bound.items()]
     except (TypeError, ValueError):
@@ -377,7 +411,7 @@ def _explain(fn: Callable, args: tuple, error: Exception) -> str:
     told = triton.reason(error) or str(error)
     first = next(iter(told.strip().splitlines()), "").rstrip(".: ")
     what = ": ".join(filter(None, (type(error).__name__, first)))
-    hint = next((h for told, h in _HINTS if re.search(told, what)), "")
+    hint = next((h for words, h in _HINTS if re.search(words, what)), "")
     return (f"{_name(fn)}({', '.join(given)}) does not compile: "
             f"{_text.steady(what)}.{hint}")
 
@@ -387,14 +421,27 @@ def _name(fn: Any) -> str:
     return getattr(inner, "__name__", type(inner).__name__)
 
 
+def _is_kernel(fn: Any) -> bool:
+    return isinstance(fn, triton.Uncompiled) or type(
+        fn).__module__.startswith("triton.")
+
+
+def _python(fn: Any) -> Any:
+    """The Python function of a Triton kernel; else ``fn`` itself."""
+    return fn.fn if _is_kernel(fn) else fn
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
 def _describe(value: Any) -> str:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None or dtype is None:
+    if not _is_array(value):
         return (repr(value) if isinstance(value, (int, float, str))
                 else type(value).__name__)
     over = getattr(getattr(value, "sharding", None), "spec", None)
     split = f" over {tuple(over)}" if over is not None else ""
-    return f"{dtype}[{','.join(map(str, shape))}]{split}"
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]{split}"
 
 
 def _front_end(fn: Callable, args: tuple, otherwise: str = "JAX") -> str:
@@ -402,16 +449,7 @@ def _front_end(fn: Callable, args: tuple, otherwise: str = "JAX") -> str:
 
     ``otherwise`` where neither arguments nor the names in the code tell.
     """
-    def roots(value: Any) -> set[str]:
-        return {c.__module__.partition(".")[0] for c in type(value).__mro__}
-
-    def within(tree: Any) -> set[str]:
-        if isinstance(tree, (dict, list, tuple)):
-            parts = tree.values() if isinstance(tree, dict) else tree
-            return set().union(*map(within, parts))
-        return roots(tree)
-
-    if "triton" in roots(fn) or isinstance(fn, triton.Uncompiled):
+    if _is_kernel(fn):
         return "Triton"
     if not callable(fn):
         raise TypeError(f"fn is a {type(fn).__name__}, not a function: pass "
@@ -419,22 +457,35 @@ def _front_end(fn: Callable, args: tuple, otherwise: str = "JAX") -> str:
     if inspect.iscoroutinefunction(getattr(fn, "forward", fn)):
         raise TypeError(f"{_name(fn)} is an async function, of which a call "
                         "computes nothing: write it with def alone.")
-    bound = isinstance(fn, functools.partial)
-    kinds = within(((fn.func, fn.args, fn.keywords) if bound else fn, args))
-    if "torch" in kinds and kinds & {"jax", "jaxlib"}:
-        raise TypeError("args mix torch tensors and JAX arrays: give all of "
-                        "one kind.")
-    if not kinds & {"torch", "jax", "jaxlib"}:  # then what the code names
-        inner = inspect.unwrap(getattr(fn, "func", fn))
-        names = getattr(getattr(inner, "__code__", None), "co_names", ())
-        for name in names:
-            used = getattr(inner, "__globals__", {}).get(name)
-            home = getattr(used, "__module__", None) or getattr(
-                used, "__name__", "")  # of a function, of a module
-            kinds |= roots(used) | {str(home).partition(".")[0]}
-    if not kinds & {"torch", "jax", "jaxlib"}:
-        return otherwise
-    return "torch" if "torch" in kinds else "JAX"
+    whole = ((fn.func, fn.args, fn.keywords)
+             if isinstance(fn, functools.partial) else (fn,))
+    found = _frameworks((whole, args)) or _frameworks(_outside(whole[0]))
+    if len(found) > 1:
+        raise TypeError(f"{_name(fn)} and its arguments mix torch and JAX: "
+                        "give all of one kind.")
+    return found.pop() if found else otherwise
+
+
+def _frameworks(tree: Any) -> set[str]:
+    """The front ends that the leaves of ``tree`` belong to."""
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return set().union(*map(_frameworks, tree))
+    homes = [c.__module__ for c in type(tree).__mro__]
+    homes.append(tree.__name__ if inspect.ismodule(tree)
+                 else getattr(tree, "__module__", ""))
+    packages = {str(home).partition(".")[0] for home in homes}
+    return {_FRONT_ENDS[p] for p in packages & {*_FRONT_ENDS}}
+
+
+def _outside(fn: Callable) -> tuple[Any, ...]:
+    """What the code of ``fn`` names that lies outside of it."""
+    inner = inspect.unwrap(fn)
+    if not inspect.isfunction(inner):
+        return ()
+    used = inspect.getclosurevars(inner)
+    return *used.nonlocals.values(), *used.globals.values()
 
 
 def _known(front: str, target: str) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import linecache
-import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -123,7 +122,7 @@ def launch(kernel: Any, grid: Any, /, *args: Any, trace: bool = False,
     note, seen, start = "", None, time.perf_counter()
     on_gpu = where == "cuda" and not trace
     if on_gpu:
-        made = kernel[size](**values, **options)
+        made = kernel[size](*values.values(), **options)
         need("torch", _WHY).cuda.synchronize()
     else:
         stored, note, seen = _interpret(kernel, size, values, tensors, trace)
@@ -149,27 +148,22 @@ def device() -> str:
 def linear_args(x: Any, w: Any, b: Any, y: Any) -> tuple[Any, ...]:
     """The arguments of ``matmul_bias_relu``: tensors, sizes, strides.
 
-    ``x`` (M, K), ``w`` (K, N), ``b`` (N,), ``y`` (M, N): tensors of any
-    strides, or for ``build`` anything with shape and dtype, its rows one
-    after another in memory. Raises ValueError on other shapes.
+    ``x`` (M, K), ``w`` (K, N), ``b`` (N,), ``y`` (M, N): torch tensors of any
+    strides; device="meta" will do for ``build``. Raises ValueError on other
+    shapes, TypeError on anything else.
     """
-    shapes = [tuple(t.shape) for t in (x, w, b, y)]
-    m, k, n = shapes[0][0], shapes[0][-1], shapes[1][-1]
+    operands = x, w, b, y
+    if not all(hasattr(t, "data_ptr") for t in operands):
+        kinds = ", ".join(type(t).__name__ for t in operands)
+        raise TypeError(f"x, w, b, y are of types {kinds}: give torch "
+                        'tensors, with device="meta" where there is no data.')
+    shapes = [tuple(t.shape) for t in operands]
+    m, k = x.shape if x.dim() == 2 else (0, 0)
+    n = b.numel()
     if shapes != [(m, k), (k, n), (n,), (m, n)]:
         raise ValueError(f"x, w, b, y have shapes {shapes}: they must be "
                          "(M, K), (K, N), (N,), (M, N).")
-    strides = (step for t in (x, w, b, y) for step in _strides(t))
-    return x, w, b, y, m, n, k, *strides
-
-
-def _strides(value: Any) -> tuple[int, ...]:
-    """Its strides in elements; by rows where it says nothing of them."""
-    if hasattr(value, "stride"):
-        return value.stride()
-    if hasattr(value, "strides"):  # NumPy counts bytes
-        return tuple(step // value.itemsize for step in value.strides)
-    return tuple(math.prod(value.shape[axis + 1:])
-                 for axis in range(len(value.shape)))
+    return *operands, m, n, k, *(step for t in operands for step in t.stride())
 
 
 def from_source(text: str) -> Any:
@@ -223,27 +217,9 @@ def _interpret(kernel: Any, size: tuple[int, ...], values: dict[str, Any],
                tensors: dict[str, Any], trace: bool,
                ) -> tuple[list[str] | None, str, Trace | None]:
     """Names of the tensors stored to (None if not known), a note on what ran
-    in fp32, a trace.
-
-    Whole storages are copied, so strides and overlaps stay as they were.
-    """
+    in fp32, a trace."""
     torch = need("torch", _WHY)
-    flat: dict[int, tuple[Any, Any]] = {}  # by address: a storage, its copy
-    wide = [k for k, t in tensors.items() if t.dtype == torch.bfloat16]
-    inner = {}
-    for key, tensor in tensors.items():
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in flat:
-            whole = tensor.new_empty(0).set_(storage)
-            dtype = torch.float32 if key in wide else tensor.dtype
-            copy = whole.to("cpu", dtype, copy=True)
-            flat[storage.data_ptr()] = whole, copy
-        whole, copy = flat[storage.data_ptr()]
-        if whole.dtype != tensor.dtype:
-            raise ValueError(f"{key} shares memory with a tensor of another "
-                             "dtype: give it a copy, or launch on a GPU.")
-        inner[key] = copy.as_strided(tensor.shape, tensor.stride(),
-                                     tensor.storage_offset())
+    inner, storages = _copies(tensors)
     recorder = trace and Recorder(kernel.__name__, inner, tensors)
     names, stored = [None, *inner], set()
 
@@ -254,14 +230,39 @@ def _interpret(kernel: Any, size: tuple[int, ...], values: dict[str, Any],
         if recorder:
             recorder.add(kind, program, used, *rest)
 
-    with torch.no_grad(), _compiler.interpreted(note) as interpret:
-        interpret(kernel)[size](**{**values, **inner})
-        for whole, copy in flat.values():
+    with torch.no_grad():
+        _compiler.interpret(kernel, size, {**values, **inner}.values(), note)
+        for whole, copy in storages:
             whole.copy_(copy)
-    said = (f"The interpreter gets bf16 wrong: {', '.join(wide)} ran in fp32,"
-            " rounded to bf16 at the end.") if wide else ""
+    wide = ", ".join(k for k in inner if inner[k].dtype != tensors[k].dtype)
+    said = (f"The interpreter gets bf16 wrong: {wide} ran in fp32, rounded "
+            "to bf16 at the end.") if wide else ""
     return (None if None in stored else [k for k in inner if k in stored],
             said, recorder.trace(size) if recorder else None)
+
+
+def _copies(tensors: dict[str, Any],
+            ) -> tuple[dict[str, Any], Collection[tuple[Any, Any]]]:
+    """A copy of each tensor on the CPU, bf16 as fp32; storages and copies.
+
+    Whole storages are copied, so strides and overlaps stay as they were.
+    """
+    torch = need("torch", _WHY)
+    copies, storages = {}, {}
+    for key, operand in operands(tensors).items():
+        tensor, number = tensors[key], operand.storage
+        if number not in storages:
+            whole = tensor.new_empty(0).set_(tensor.untyped_storage())
+            dtype = (torch.float32 if tensor.dtype == torch.bfloat16
+                     else tensor.dtype)
+            storages[number] = whole, whole.to("cpu", dtype, copy=True)
+        whole, copy = storages[number]
+        if whole.dtype != tensor.dtype:
+            raise ValueError(f"{key} shares memory with a tensor of another "
+                             "dtype: give it a copy, or launch on a GPU.")
+        copies[key] = copy.as_strided(tensor.shape, tensor.stride(),
+                                      tensor.storage_offset())
+    return copies, storages.values()
 
 
 def _key(kernel: Any, size: tuple[int, ...], values: Mapping[str, Any],

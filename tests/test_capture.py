@@ -218,6 +218,21 @@ def test_lines_lead_back_to_python(target, graphs_only):
     assert set(aten.origins) == {0, start + 1, start + 2, start + 3}
 
 
+def test_a_helper_in_another_file_counts_for_the_line_that_calls_it(
+        graphs_only):
+    names = {"torch": torch, "__name__": "__main__"}
+    for file, text in (
+            ("/tmp/ipykernel_1/11.py",
+             "\n" * 40 + "def aid(x):\n    return torch.sin(x)"),
+            ("/tmp/ipykernel_1/22.py",
+             "def fn(x):\n    y = aid(x)\n    return y * 2")):
+        exec(compile(text, file, "exec"), names)
+    rung = ir.ladder(names["fn"], torch.ones(8), target="h100")["fx"]
+    lines = dict(zip(rung.raw.splitlines(), rung.origins, strict=True))
+    assert set(lines.values()) == {0, 2, 3}
+    assert [line for row, line in lines.items() if "sin(" in row] == [2]
+
+
 def test_the_bytecode_is_pythons(graphs_only):
     made = io.StringIO()
     dis.dis(example, file=made)
@@ -228,6 +243,26 @@ def test_the_bytecode_is_pythons(graphs_only):
     module = ir.ladder(torch.nn.Linear(3, 2), torch.ones(2, 3), wrt=0)
     assert "linear" in module["bytecode"].text
     assert "bytecode" not in ir.ladder(torch.neg, torch.ones(2), wrt=0).names
+
+
+def decorated(x):
+    return x + 1
+
+
+class Called:
+    def __call__(self, x):
+        return x + 1
+
+
+@pytest.mark.parametrize("fn, name", [
+    (functools.wraps(decorated)(lambda x: decorated(x)), "decorated"),
+    (torch.compile(decorated), "decorated"), (Called(), "__call__")],
+    ids=["decorated", "compiled", "object"])
+def test_bytecode_and_python_are_of_one_function(fn, name, graphs_only):
+    made = ir.ladder(fn, torch.ones(2), target="h100")
+    assert f"def {name}" in made["python"].text
+    assert "LOAD_FAST" in made["bytecode"].text
+    assert "CALL" not in made["bytecode"].text  # as a wrapper would
 
 
 @pytest.mark.parametrize("fn", [
@@ -258,13 +293,20 @@ def test_what_is_saved(graphs_only):
     assert only == {"saved": M * N, "saved inputs": 0}  # no product's slope
 
 
-def test_parameters_of_a_module(graphs_only):
-    made = ir.ladder(torch.nn.Linear(3, 2), torch.ones(7, 3), wrt="params")
+LINEAR = torch.nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("fn, args", [
+    (LINEAR, [torch.ones(7, 3)]), (LINEAR.forward, [torch.ones(7, 3)]),
+    (functools.partial(LINEAR, torch.ones(7, 3)), [])],
+    ids=["module", "method", "partial"])
+def test_parameters_of_a_module(fn, args, graphs_only):
+    made = ir.ladder(fn, *args, wrt="params")
     shapes = re.findall(r"(\w+): \"f32(\[.*?\])\[", made["backward"].text)
     returned = made["backward"].text.rsplit("return ", 1)[1].strip(" ()\n")
     named = dict(shapes)
-    assert [named.get(r) for r in returned.split(", ")] == [
-        "[2, 3]", "[2]", None]
+    assert sorted(named.get(r, "") for r in returned.split(", ")) == [
+        "", "[2, 3]", "[2]"]  # none for x
     assert made.memory == {"saved": 7 * 3 * 4, "saved inputs": 7 * 3 * 4}
 
 
@@ -301,7 +343,21 @@ def test_breaks(fn, codes, word, capfd):
         assert set(found.function) == {inner.__name__}
         assert 0 < found.index[0] - inner.__code__.co_firstlineno < 6
     assert capfd.readouterr().err == ""  # Dynamo's warnings
-    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_breaks_leaves_the_readers_logging_as_it_was():
+    logging.disable(logging.INFO)
+    try:
+        ir.breaks(chatty, torch.ones(3))
+        assert logging.root.manager.disable == logging.INFO
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_breaks_where_the_inside_of_torch_is_another(monkeypatch):
+    monkeypatch.delattr(torch._dynamo.exc, "UserError")
+    with pytest.raises(Missing, match="torch that this course knows"):
+        ir.breaks(chatty, torch.ones(3))
 
 
 @pytest.mark.parametrize("fn", [chatty, calls, twice, deep])
@@ -335,7 +391,8 @@ def test_breaks_runs_the_function_once(capsys):
     assert capsys.readouterr().out == "first\nthen\n"
 
 
-@pytest.mark.parametrize("fn, line", [(flip, 2), (chatty, 1)])
+@pytest.mark.parametrize("fn, line", [
+    (flip, 2), (chatty, 1), (lambda x: x.item(), 0)])
 def test_the_ladder_names_the_line_of_a_break(fn, line):
     line += fn.__code__.co_firstlineno
     for options in ({}, {"wrt": 0}):
@@ -377,9 +434,9 @@ def names_functional(n):
     (lambda: ir.ladder(lambda x: x + 1, torch.ones(2, dtype=torch.int32),
                        wrt=0), "floating point"),
     (lambda: ir.ladder(lambda x: x > 0, torch.ones(2), wrt=0),
-     "no result depends"),
+     "no result is computed"),
     *[(functools.partial(ir.ladder, fn, torch.ones(2, 3), wrt="all"),
-       "only views of arguments") for fn in (
+       "no result is computed") for fn in (
            lambda x: x, lambda x: x.view(-1), lambda x: (x[0], x.T))],
     (lambda: ir.breaks(fails), "missing 1 required positional argument: 'x'"),
     (lambda: ir.breaks(math.sin, jax.numpy.ones(3)), "JAX function"),

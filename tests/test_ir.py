@@ -72,7 +72,7 @@ def test_every_rung_stands(ladders, target, last):
     assert ladder.names[-2:] == last
     for rung in ladder:
         assert rung.text.strip() and rung.raw and rung.tool, rung.name
-        assert rung.seconds >= 0
+    assert all(ladder[name].seconds > 0 for name in ladder.names[1:5])
 
 
 @pytest.mark.parametrize("target, written", [
@@ -175,6 +175,79 @@ def test_a_helper_that_changed_is_seen():
         assert "tan(" in ir.passes(scope[name], SQUARE)[-1].text
 
 
+def tripled(fn):
+    @functools.wraps(fn)
+    def wrapper(*args):
+        return 3 * fn(*args)
+
+    return wrapper
+
+
+class Jitted:
+    by = 7.0
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def apply(self, x):
+        return x * self.by
+
+
+def sines(x):
+    return jnp.sin(x).sum()
+
+
+@pytest.mark.parametrize("fn, said", [
+    (jax.jit(sines), r"\bsin\b"), (jax.grad(jax.jit(sines)), r"\bcos\b"),
+    (jax.vmap(jax.jit(sines)), r"reduce_sum\[axes=\(1,\)|f32\[64\]"),
+    (jax.checkpoint(jax.jit(sines)), "remat|checkpoint"),
+    (tripled(jax.jit(sines)), r"mul 3\.0"),
+    (Jitted().apply, r"7\.0"), (jax.jit(jax.grad(sines)), r"\bcos\b"),
+    (functools.partial(jax.jit(lambda n, x: x * n, static_argnums=0), 7.0),
+     r"7\.0")], ids=["itself", "grad", "vmap", "remat", "wrapped", "method",
+                     "jit", "partial"])
+def test_what_is_made_of_a_jit_is_not_taken_for_it(fn, said):
+    assert re.search(said, ir.ladder(fn, SQUARE)["jaxpr"].text)
+    assert len(ir.ladder(fn, SQUARE, wrt=0)["jaxpr"].text) > len(
+        ir.ladder(fn, SQUARE)["jaxpr"].text)
+
+
+def test_donation_keeps_the_options_of_the_readers_jit():
+    plain = jax.jit(lambda x, unused, n: x.reshape(n), static_argnums=2)
+    kept = jax.jit(lambda x, unused, n: x.reshape(n), static_argnums=2,
+                   keep_unused=True)
+    one, two = (ir.ladder(fn, SQUARE, SQUARE, 4096, donate=(0,)).memory
+                for fn in (plain, kept))
+    assert one["alias"] == two["alias"] == 64 * 64 * 4
+    assert two["argument"] == 2 * one["argument"]
+
+
+def test_options_of_the_readers_jit_reach_the_compiler():
+    def fn(x):
+        return jnp.sin(x) * 2
+
+    apart = jax.jit(fn, compiler_options={"xla_disable_hlo_passes": "fusion"})
+    for wrt in (None, 0):
+        one, two = (ir.ladder(f, SQUARE, wrt=wrt).kernels
+                    for f in (fn, apart))
+        assert any("sine" in k.ops and len(k.ops) > 1 for k in one)
+        assert all(len(k.ops) == 1 for k in two)
+
+
+@pytest.mark.parametrize("target, fn", [
+    ("h100", lambda x, i: x[i]),  # the gather is a module of its own
+    ("tpu-v5e", lambda x, i: jnp.abs(jnp.fft.fft(x))[i])])  # cloned half-way
+def test_every_pass_is_over_the_whole_function(target, fn):
+    every = ir.passes(fn, spec(64), spec(5, dtype=jnp.int32), target=target,
+                      changed=False)
+    assert not every[0].changed and len(every) > 40
+    for one in every:
+        head, entry = (re.search(pattern, one.text, re.M)[1] for pattern in (
+            r"^HloModule (\w+)", r"entry_computation_layout=\{\((.*?)\)->"))
+        assert head == "jit__lambda" and entry.startswith("f32[64]")
+    if target == "tpu-v5e":  # before the clone and after it
+        names = [one.name for one in every]
+        assert names.index("fft_expander") < names.index("tpu_fusion")
+
+
 def test_an_attribute_that_changed_is_seen():
     class Scaled:
         by = 2.0
@@ -216,6 +289,15 @@ def test_donation_lets_the_result_take_over_a_buffer():
     given = ir.ladder(relu_xwb, *square, donate=(0,))
     assert plain.memory["alias"] == 0
     assert given.memory["alias"] == 256 * 256 * 2
+
+
+def test_numbers_of_arguments_may_be_one_or_a_list():
+    for fn in (sines, jax.jit(sines)):
+        assert ir.ladder(fn, SQUARE, wrt=[0])["jaxpr"].text == ir.ladder(
+            fn, SQUARE, wrt=0)["jaxpr"].text
+    for fn in (jnp.sin, lambda x: x + 1):
+        for donate in (0, [0], (0,)):
+            assert ir.ladder(fn, SQUARE, donate=donate).memory["alias"]
 
 
 def test_gradient_climbs_along():
@@ -306,6 +388,12 @@ def test_nothing_of_the_reader_changes(target, capfd):
     (lambda: ir.ladder(lambda x: x if x[0, 0] > 0 else -x, specs()[0]),
      ValueError, "lax.cond"),
     (lambda: ir.ladder(relu_xwb, *specs(), wrt=7), ValueError, "^wrt=7"),
+    (lambda: ir.ladder(relu_xwb, *specs(), wrt=[0, 3]), ValueError,
+     r"^wrt=\[0, 3\].*from 0 to 2, or"),
+    (lambda: ir.ladder(relu_xwb, *specs(), donate=7), ValueError,
+     "^donate=7.*from 0 to 2"),
+    (lambda: ir.ladder(relu_xwb, *specs(), donate="x"), ValueError,
+     "^donate='x'"),
     (lambda: ir.ladder(relu_xwb, *specs(), BLOCK=8), TypeError, "BLOCK"),
     (lambda: ir.passes(relu_xwb, *specs(), target="v5"), ValueError, "v5"),
     (lambda: ir.ladder(jnp.sin, SQUARE, target="gpu"), ValueError, "b200"),
@@ -568,6 +656,21 @@ def test_kernels_of_a_gpu_stand_in_the_order_of_the_schedule():
     assert found == [name for name in names if name in found]
 
 
+def test_layers_alike_share_a_kernel_and_its_registers():
+    """XLA compiles one of them, and under the name of one."""
+    def layers(x, *weights):
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return jnp.sort(x)
+
+    ladder = ir.ladder(layers, SQUARE, SQUARE, SQUARE, SQUARE, target="h100")
+    compiled = re.findall(r"\.entry (\w+)", ladder["ptx"].text)
+    assert len(compiled) < len(ladder.kernels)
+    assert all(k.registers > 0 for k in ladder.kernels)
+    layered = {k.registers for k in ladder.kernels if "tanh" in k.ops}
+    assert len(layered) == 1
+
+
 def test_bundles_and_slots(ladders):
     ladder = ladders["tpu-v5e"]
     kernel, = ladder.kernels
@@ -625,7 +728,8 @@ def test_a_helper_of_another_file_counts_where_it_is_called():
         return scope["double"](y)
 
     ladder = ir.ladder(fn, SMALL)
-    for name in ladder.names[1:5]:
+    assert set(ladder.origin("jaxpr", r"\bsin ").python) == {0}  # not told
+    for name in ladder.names[2:5]:
         table = ladder.origin(name, r"\bsine?[ (]")
         assert at(fn, "double") in set(ladder.origin(name).python)
         assert set(table.python) == {at(fn, "double")}, name
@@ -773,6 +877,91 @@ def total(x, y, n):
                 assert set(rung.origins) <= {0, *range(3, 7)}, rung.name
             assert set(ladder.origin(ladder.names[-1], "(?i)add.*f").python
                        ) <= {0, 6}
+
+
+def scaled_by(n):
+    def scaled(x):
+        return x * n
+
+    return scaled
+
+
+def first_of(xs):
+    return xs[0] * 2
+
+
+def called_a(xs):
+    return xs["a"] * 2
+
+
+def with_default(x, n=K):
+    return x * n
+
+
+def by_the_readers_number(x):
+    return x * K
+
+
+class Holds(Layer):
+    def __init__(self, n):
+        self.n = n
+
+    def apply(self, x):
+        return x * self.n
+
+
+def doubled(x, n=2):
+    return jax.nn.relu(x) * n
+
+
+@pytest.mark.parametrize("fn, args", [
+    (scaled_by(2), (SMALL,)), (with_default, (SMALL,)),
+    (by_the_readers_number, (SMALL,)), (Holds(2).apply, (SMALL,)),
+    (functools.partial(lambda n, x: x * n, 2), (SMALL,)),
+    (jax.grad(sines), (SMALL,)), (called_a, ({"a": SMALL},)),
+    (first_of, ([SMALL],)), (lambda x: x * 2, (SMALL,))], ids=[
+        "closure", "default", "global", "method", "partial", "made", "dict",
+        "list", "lambda"])
+def test_nothing_is_recorded_that_the_name_would_not_tell_apart(
+        fn, args, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path)
+    monkeypatch.setenv("COURSE_RECORD", "1")
+    ir.ladder(fn, *args, target="h100")
+    assert not [*tmp_path.iterdir()]
+    ir.ladder(doubled, SMALL, target="h100")
+    assert [*tmp_path.glob("*.json.gz")]
+
+
+def test_a_recording_says_what_it_has_no_room_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path)
+    monkeypatch.setattr(recorded, "_LARGEST", 1500)
+    monkeypatch.setenv("COURSE_RECORD", "1")
+    made = ir.ladder(doubled, SMALL, target="h100")
+    name, = (p.name.partition(".")[0] for p in tmp_path.glob("*.json.gz"))
+    kept, _ = recorded.find(name)
+    assert [r.name for r in kept.rungs] == [*made.names]
+    for there, rung in zip(made, kept.rungs, strict=True):
+        if there.name in ("python", "jaxpr"):
+            assert rung.text == there.text and "recorded" in rung.tool
+        if there.name == "sass":
+            assert "is missing" in rung.text and not rung.tool
+            assert f"{len(there.raw):,} characters" in rung.text
+
+
+def test_a_module_with_a_part_called_fn_is_itself():
+    torch = pytest.importorskip("torch")
+
+    class Twice(torch.nn.Module):
+        def __init__(self, fn):
+            super().__init__()
+            self.fn = fn
+
+        def forward(self, x):
+            return self.fn(self.fn(x))
+
+    made = ir.ladder(Twice(torch.nn.ReLU()), torch.empty(3, device="meta"))
+    assert made.file == __file__ and "self.fn(self.fn" in made["python"].text
+    assert "return self.fn(self.fn(x))" in set(made.origin("fx").code)
 
 
 def test_a_recording_keeps_its_links(tmp_path, monkeypatch):

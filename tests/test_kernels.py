@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from course_utils import kernels  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+from course_utils import ir, kernels  # noqa: E402
 from course_utils.compilers import triton as compiler  # noqa: E402
 from course_utils.compilers.worker import CompilerError  # noqa: E402
 
@@ -142,6 +145,10 @@ def test_specialises_as_a_launch_would():
     bare = kernels.build(kernels.vector_add, *[torch.float32] * 3, 4096)
     assert bare.rungs["ptx"].raw == even.rungs["ptx"].raw
     assert bare.bytes_read is None and same.bytes_read == 2 * array.nbytes
+    for number in (np.bool_(True), np.float32(1), np.array(1)):
+        one, other = (kernels.build(kernel("tl.store(x, n)"), array, array, n,
+                                    B=1).ttir for n in (number, number.item()))
+        assert one == other
 
 
 @pytest.mark.parametrize("dtype, note", [
@@ -197,7 +204,8 @@ def kernel(x, y, z, n, B: tl.constexpr):
     done = kernels.launch(kernels.vector_add, 1, x, x, x, 6, BLOCK_SIZE=8)
     assert x.tolist() == [2] * 6 and done.result is x
     assert done.difference([2] * 6) == 0
-    done = kernels.launch(kernels.vector_add, 1, x, x, x, 0)
+    none, other = torch.empty(0), torch.empty(0, dtype=torch.int32)
+    done = kernels.launch(kernels.vector_add, 1, x, none, other, 0)
     assert done.result == ()  # every lane is masked off
 
 
@@ -230,6 +238,117 @@ def kernel(x, y):
     with pytest.raises(ValueError, match="computes in bf16"):
         kernels.launch(late, 1, x, y)
     assert y.tolist() == [0] * 4
+
+
+USES = """
+FACTOR = tl.constexpr(2)
+@triton.constexpr_function
+def size():
+    return 8
+@triton.jit
+def inner(v):
+    return v + 1.0
+@triton.jit
+def outer(v):
+    return inner(v)
+@triton.jit
+def kernel(x, f: tl.constexpr):
+    at = tl.arange(0, size())
+    tl.store(x + at, f(outer(tl.load(x + at))) * FACTOR)
+"""
+
+
+@pytest.mark.parametrize("name, was, now", [
+    ("FACTOR", "constexpr(2)", "constexpr(3)"), ("size", "8", "16"),
+    ("inner", "v + 1.0", "v * 5.0"),
+    ("outer", "return inner(v)", "return 2 * inner(v)")])
+def test_what_a_kernel_uses_is_taken_as_it_is_now(name, was, now):
+    changed, other = (kernels.from_source(text) for text in (
+        USES, USES.replace(was, now)))
+    names, theirs = changed.fn.__globals__, other.fn.__globals__
+    f = names["inner"]
+    before = kernels.build(changed, ONE, f=f).ttir
+    names[name] = theirs[name]
+    after = kernels.build(changed, ONE, f=f).ttir
+    assert before != after == kernels.build(other, ONE, f=f).ttir
+    x, y = torch.ones(2, 16)
+    kernels.launch(changed, 1, x, f=f)
+    kernels.launch(other, 1, y, f=f)
+    assert torch.equal(x, y)
+
+
+def test_functions_of_one_name_given_to_a_kernel_are_told_apart():
+    add, times = (kernels.from_source(text).fn.__globals__["inner"] for text in
+                  (USES, USES.replace("v + 1.0", "v * 5.0")))
+    add.__module__ = times.__module__ = add.module = times.module = "cell"
+    one, other = (kernels.build(kernels.from_source(USES), ONE, f=f).ttir
+                  for f in (add, times))
+    assert (one.count("arith.addf"), other.count("arith.addf")) == (2, 1)
+
+
+def test_a_kernel_that_ptxas_refuses_says_why():
+    wrong = kernel("tl.store(y, tl.inline_asm_elementwise('nonsense $0, $1;', "
+                   "'=f,f', [tl.load(x)], tl.float32, True, 1))")
+    with pytest.raises(ValueError, match="PTXASError: .*'nonsense'") as told:
+        ir.ladder(wrong, ONE, ONE, 4, B=4, target="h100")
+    assert "\n" not in str(told.value)
+
+
+def scaled(factor):
+    @triton.jit
+    def helper(v):
+        return v * factor
+
+    @triton.jit
+    def scale(x):
+        tl.store(x, helper(tl.load(x)))
+
+    return scale
+
+
+def test_a_kernel_may_use_what_its_closure_holds():
+    x = torch.ones(1)
+    for factor in (3, 5):
+        scale = scaled(tl.constexpr(factor))
+        kernels.launch(scale, 1, x)
+        assert f"{factor}.000000e+00" in kernels.build(scale, x).ttir
+    assert x.item() == 15
+
+
+def test_parameters_may_be_called_as_those_of_a_launch():
+    own = kernels.from_source("@triton.jit\ndef own(grid, warmup, kernel):\n"
+                              "    tl.store(grid, warmup + kernel)\n")
+    done = kernels.launch(own, 1, torch.zeros(1), 2, 3)
+    assert done.result.item() == 5
+
+
+def test_a_product_is_the_same_in_pieces():
+    """The interpreter's is cut by rows where one is large: here by 8."""
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 256, "BLOCK_K": 128, "GROUP": 1}
+    x, w, b = (torch.randint(-3, 4, s).float() for s in (
+        (30, 128), (128, 256), (256,)))
+    done = kernels.launch(kernels.matmul_bias_relu, 1, *kernels.linear_args(
+        x, w, b, torch.empty(30, 256)), trace=True, **sizes)
+    assert done.difference(torch.relu(x @ w + b)) == 0
+
+
+def test_threads_take_turns():
+    """What is patched while one interprets must not reach the others."""
+    x, made = torch.ones(64), []
+
+    def work(number):
+        for _ in range(2):
+            done = kernels.launch(kernels.vector_add, 1, x, x, x.clone(), 64)
+            code = kernels.build(kernels.vector_add, x, x, x, number,
+                                 fresh=True)
+            made.append((done.difference(x + x), "FADD" in code.sass))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [(0, True)] * 4
 
 
 FRESH = """
@@ -313,11 +432,23 @@ def choose(x, y, i, n, B: tl.constexpr):
         p = y + 0
     tl.atomic_add(p, 1.0)
 @triton.jit
+def shuffle(x, y, i, n, B: tl.constexpr):
+    at = tl.arange(0, B)
+    tl.store(y + at, tl.gather(tl.load(x + at), at, 0))
+@triton.jit
 def pick(x, y, i, n, B: tl.constexpr):
     p = x
     if n > 5:
         p = y
     tl.store(p, 1.0)
+@triton.jit
+def after(x, y, i, n, B: tl.constexpr):
+    for j in range(n):
+        tl.store(y + j, 1.0)
+    s = 1.0
+    if n > 5:
+        s = tl.load(x)
+    tl.store(y, s)
 @triton.jit
 def address(x, y, i, n, B: tl.constexpr):
     tl.store(y, tl.load(tl.load(i).to(tl.pointer_type(tl.float32))))
@@ -336,8 +467,9 @@ def moved(x, y, i, n, B: tl.constexpr):
 
 @pytest.mark.parametrize("name, loaded, stored", [
     ("gather", "xi", "y"), ("swap", None, None), ("choose", None, None),
-    ("pick", "", None), ("address", None, "y"), ("call", None, None),
-    ("moved", None, None),
+    ("shuffle", "x", "y"), ("pick", "", None), ("after", "x", "y"),
+    ("address", None, "y"),
+    ("call", None, None), ("moved", None, None),
 ])
 def test_accesses_are_followed_through_the_ttir(name, loaded, stored):
     text = FLOWS.partition("@triton.jit\ndef gather")[0]
@@ -357,29 +489,9 @@ def test_bytes_and_rungs_of_the_example():
     assert list(built.rungs) == ["python", "ttir", "ttgir", "llvm-ir", "ptx",
                                  "sass"]
     assert built.python.startswith("@triton.jit\ndef matmul_bias_relu(")
-    rungs, kernel = compiler.ladder(kernels.matmul_bias_relu, example(),
-                                    "h100", {})
-    assert [r.raw for r in rungs] == [r.raw for r in built.rungs.values()]
-    assert kernel == built
     with pytest.raises(AttributeError, match="no 'sas'; its rungs are pyth"):
         built.sas  # noqa: B018
     assert pickle.loads(pickle.dumps(built)).sass == built.sass
-
-
-def test_linear_args_takes_whatever_has_shape_and_dtype():
-    jax = pytest.importorskip("jax")
-    shapes = (512, 1024), (1024, 2048), (2048,), (512, 2048)
-    abstract = kernels.linear_args(*(
-        jax.ShapeDtypeStruct(s, jax.numpy.bfloat16) for s in shapes))
-    assert abstract[4:] == example()[4:]
-    one, other = (kernels.build(kernels.matmul_bias_relu, *args)
-                  for args in (abstract, example()))
-    assert one.ptx == other.ptx and one.bytes_read == other.bytes_read
-    arrays = [np.empty(s, np.float32).T for s in ((3, 2), (4, 3), (4,),
-                                                  (4, 2))]
-    tensors = [torch.from_numpy(a) for a in arrays]
-    assert kernels.linear_args(*arrays)[4:] == kernels.linear_args(
-        *tensors)[4:]
 
 
 HIDDEN = """
@@ -397,9 +509,9 @@ from course_utils.compilers import triton
 for use in (lambda: kernels.build(kernels.vector_add),
             lambda: kernels.build(1), lambda: kernels.launch(1, 1),
             lambda: kernels.from_source(""),
-            lambda: triton.ladder(1, (), "h100", {}),
+            lambda: triton.build(1, (), {}, "h100"),
             lambda: triton.assemble("", "sm_90a"),
-            lambda: triton.interpreted().__enter__()):
+            lambda: triton.interpret(1, (1,), (), print)):
     try:
         use()
     except Missing as missing:
@@ -450,7 +562,9 @@ ONE = torch.ones(4)
     (lambda k: kernels.launch(kernel("tl.store(y, tl.load(x + 4))"), 1, ONE,
                               ONE, 4, B=4, trace=True),
      ValueError, r"line 3 of kernel, program \(0, 0, 0\), load: these"),
-    (lambda k: kernels.launch(print, 1, ONE), TypeError, "not a @triton.jit"),
+    (lambda k: kernels.launch(print, 1, ONE), TypeError, "@triton.jit func"),
+    (lambda k: kernels.build(triton.autotune([], key=[])(k), ONE),
+     TypeError, "of type Autotuner: give the @triton.jit function itself"),
     (lambda k: kernels.launch(
         kernel("tl.store(y, tl.load(x).to(tl.bfloat16))"), 1, ONE, ONE, 4,
         B=4), ValueError, "computes in bf16"),
@@ -458,8 +572,16 @@ ONE = torch.ones(4)
      ValueError, "computes in fp8"),
     (lambda k: kernels.from_source("def f(x):\n  pass"),
      ValueError, "put @triton.jit"),
+    (lambda k: kernels.build(k, ONE, ONE, ONE, 4, num_warps=3),
+     ValueError, "vector_add with {'num_warps': 3}: .*power"),
+    (lambda k: kernels.launch(k, 1, ONE, ONE, ONE, 4, num_warps="4"),
+     ValueError, "vector_add with {'num_warps': '4'}"),
     (lambda k: kernels.linear_args(meta(2, 3), meta(4, 5), meta(5),
                                    meta(2, 5)), ValueError, r"\(M, K\)"),
+    (lambda k: kernels.linear_args(meta(), meta(), meta(), meta()),
+     ValueError, r"\(M, K\)"),
+    (lambda k: kernels.linear_args(ONE, ONE, ONE.numpy(), ONE),
+     TypeError, "types Tensor, Tensor, ndarray, Tensor: give torch tensors"),
 ])
 def test_bad_input_gets_one_sentence(call, error, words):
     before = ONE.clone()

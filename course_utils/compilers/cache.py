@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import pickle
+import platform
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,8 @@ def folder() -> Path:
 @functools.cache
 def _versions() -> tuple[Any, ...]:
     """What a result depends on besides its key: tools, chips, our code."""
-    installed = [(tool, host.version(tool)) for tool in _TOOLS]
+    installed = [platform.machine(),  # a home may be shared
+                 *((tool, host.version(tool)) for tool in _TOOLS)]
     helpers = [bool(host.compiler()), bool(host.tool("objdump"))]
     here = Path(__file__).parent
     own = [path.read_text(encoding="utf-8") for path in
@@ -54,9 +56,10 @@ def cached(key: tuple[Any, ...], make: Callable[[], T],
     value = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            f.write(pickle.dumps(value))
-        os.replace(f.name, path)  # readers see the whole file or none
+        with tempfile.TemporaryDirectory(dir=path.parent) as half:
+            made = Path(half, path.name)
+            made.write_bytes(pickle.dumps(value))
+            made.replace(path)  # readers see the whole file or none
     except OSError:
         pass
     return value

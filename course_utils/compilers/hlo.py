@@ -7,7 +7,7 @@ order of the schedule; the text gives both. Floor 1.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from course_utils.compilers.rung import Buffer, Kernel
@@ -51,6 +51,9 @@ class Instruction:
     line: str
 
 
+Computations = dict[str, list[Instruction]]
+
+
 def shape_bytes(shape: str) -> int:
     """Bytes of a shape such as ``bf16[512,2048]{1,0}``, or a tuple of them."""
     total = 0
@@ -58,13 +61,13 @@ def shape_bytes(shape: str) -> int:
         digits = re.search(r"\d+", dtype)  # f8e4m3fn is 8
         bits = int(digits[0]) if digits else _BITS[dtype]
         sizes = [int(re.sub(r"\D", "", d)) for d in dims.split(",") if d]
-        total += prod(sizes) * bits // 8
+        total += -(-prod(sizes) * bits // 8)  # whole bytes
     return total
 
 
-def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+def parse(text: str) -> tuple[Computations, str]:
     """Every computation's instructions in order, and the entry's name."""
-    computations: dict[str, list[Instruction]] = {}
+    computations: Computations = {}
     entry = current = ""
     for line in text.splitlines():
         if head := _COMPUTATION.match(line):
@@ -123,105 +126,107 @@ def buffers(assignment: str, live_range: str) -> tuple[Buffer, ...]:
 
 def library_calls(text: str, kernels: tuple[Kernel, ...]) -> str:
     """The lines of ``text`` that hand work to a library, and to which."""
-    computations, _ = parse(text)
-    lines = {op.name: dropped(op.line, ", metadata=")
-             for ops in computations.values() for op in ops}
-    return "\n".join(f"// {kernel.who}\n{kernel.name} = "
-                     f"{lines[kernel.name]}"
-                     for kernel in kernels if kernel.author == "library")
+    lines = dict(match.groups() for match in map(
+        _INSTRUCTION.match, text.splitlines()) if match)
+    return "\n".join(
+        f"// {kernel.who}\n{kernel.name} = "
+        f"{dropped(lines[kernel.name], ', metadata=')}"
+        for kernel in kernels if kernel.author == "library")
 
 
-def _walk(name: str, computations: dict[str, list[Instruction]],
+def _walk(name: str, computations: Computations,
           generated: set[str] | None) -> list[Kernel]:
     found: list[Kernel] = []
-    values = {i.name: i for i in computations[name]}
-    for op in computations[name]:
+    ops = {op.name: op for op in computations[name]}
+    results = {op.operands[0]: op.shape for op in ops.values()
+               if op.opcode.endswith("-done")}
+    for op in ops.values():
         if op.opcode in ("while", "call", "conditional"):
             for called in op.called:
                 found += _walk(called, computations, generated)
         elif not (op.opcode in _NOTHING or op.opcode == "copy-start"
                   or op.opcode.endswith("-done")
                   or _target(op) in _BOOKKEEPING):
-            found.append(_kernel(op, values, computations, generated))
+            # What starts has operands and counters in its shape besides.
+            whole = replace(op, shape=results.get(op.name, op.shape))
+            found.append(_kernel(whole, ops, computations, generated))
     return found
 
 
-def _kernel(op: Instruction, values: dict[str, Instruction],
-            computations: dict[str, list[Instruction]],
-            generated: set[str] | None) -> Kernel:
+def _kernel(op: Instruction, ops: dict[str, Instruction],
+            computations: Computations, generated: set[str] | None) -> Kernel:
     author, who = _writer(op, generated)
-    sources, read = [_source(name, values) for name in op.operands], 0
-    for name in {*sources} & {*values}:
-        parts = [_taken(op, n, computations) for n, source in
-                 enumerate(sources) if source == name]
-        whole = shape_bytes(values[name].shape)
-        read += whole if None in parts else min(whole, sum(parts))
-    written = _written(op, values, computations)
-    if op.opcode.endswith("-start"):  # its shape holds operands and results
-        written -= read
-    return Kernel(op.name, author, who, _ops(op, computations), read, written)
+    taken: dict[str, list[int | None]] = {}  # of each value, once
+    for name in dict.fromkeys(op.operands):
+        taken.setdefault(_source(name, ops), []).append(
+            _taken(name, [op], computations))
+    read = 0
+    for name, parts in taken.items():
+        if name in ops:
+            whole = shape_bytes(ops[name].shape)
+            read += whole if None in parts else min(whole, sum(parts))
+    return Kernel(op.name, author, who, _ops(op, computations), read,
+                  _written(op, ops, computations))
 
 
-def _source(name: str, values: dict[str, Instruction]) -> str:
+def _source(name: str, ops: dict[str, Instruction]) -> str:
     """The value behind copies and views of it."""
-    while name in values and values[name].opcode in _THROUGH:
-        name = values[name].operands[0]
+    while name in ops and ops[name].opcode in _THROUGH:
+        name = ops[name].operands[0]
     return name
 
 
-def _taken(op: Instruction, number: int,
-           computations: dict[str, list[Instruction]]) -> int | None:
-    """Bytes that ``op`` takes of operand ``number``; None for all of it."""
-    if op.opcode == "fusion":
-        inner = computations[op.called[0]]
-        name = next(i.name for i in inner if i.opcode == "parameter"
-                    and f"parameter({number})" in i.line)
-        return _used(name, inner, computations)
-    if number == 0 and op.opcode in _TAKE:
-        return shape_bytes(op.shape)
-    return 0 if number == 0 and op.opcode == _UPDATE else None
+def _taken(name: str, body: list[Instruction], computations: Computations,
+           ) -> int | None:
+    """Bytes that the operations of ``body`` take of the value ``name``.
 
-
-def _used(name: str, ops: list[Instruction],
-          computations: dict[str, list[Instruction]]) -> int | None:
-    """Bytes that ``ops`` take of the value ``name``; None for all of it."""
+    None where one of them takes all of it.
+    """
     parts: list[int | None] = []
-    for op in ops:
-        if name in op.operands and op.opcode == "bitcast" and op != ops[-1]:
-            parts.append(_used(op.name, ops, computations))
-        else:
-            parts += [_taken(op, n, computations) for n, operand in
-                      enumerate(op.operands) if operand == name]
+    for op in body:
+        for number, operand in enumerate(op.operands):
+            if operand != name:
+                continue
+            if op.opcode == "fusion":
+                inner = computations[op.called[0]]
+                parameter = next(i.name for i in inner if re.match(
+                    rf".* parameter\({number}\)", i.line))
+                parts.append(_taken(parameter, inner, computations))
+            elif op.opcode == "bitcast" and op != body[-1]:
+                parts.append(_taken(op.name, body, computations))
+            elif number == 0 and op.opcode in _TAKE:
+                parts.append(shape_bytes(op.shape))
+            else:
+                updated = number == 0 and op.opcode == _UPDATE
+                parts.append(0 if updated else None)
     return None if None in parts else sum(parts)
 
 
-def _written(op: Instruction, values: dict[str, Instruction],
-             computations: dict[str, list[Instruction]]) -> int:
+def _written(op: Instruction, ops: dict[str, Instruction],
+             computations: Computations) -> int:
     """Bytes of the results; of a buffer updated in place, of the update."""
-    if op.opcode == _UPDATE:
-        return shape_bytes(values[op.operands[1]].shape)
-    if op.opcode != "fusion":
-        # cuBLAS is handed a scratch buffer beside its result: not a result.
-        return shape_bytes(re.sub(r", s8\[\d+\]\{0\}\)$", "", op.shape))
-    inner = computations[op.called[0]]
-    values, root = {i.name: i for i in inner}, inner[-1]
+    body = computations[op.called[0]] if op.opcode == "fusion" else [op]
+    inner = {i.name: i for i in body}
+    known, root = {**ops, **inner}, body[-1]
 
     def put(name: str) -> int:
-        base, update = values[name], 0
-        while base.opcode in ("bitcast", _UPDATE):
-            if base.opcode == _UPDATE:
-                update += shape_bytes(values[base.operands[1]].shape)
-            base = values[base.operands[0]]
-        alone = (update and base.opcode == "parameter"
-                 and _used(base.name, inner, computations) is not None)
-        return update if alone else shape_bytes(values[name].shape)
+        base, update = name, 0
+        while base in inner and inner[base].opcode in ("bitcast", _UPDATE):
+            if inner[base].opcode == _UPDATE:
+                update += shape_bytes(known[inner[base].operands[1]].shape)
+            base = inner[base].operands[0]
+        given = base not in inner or inner[base].opcode == "parameter"
+        if update and given and _taken(base, body, computations) is not None:
+            return update
+        # cuBLAS is handed a scratch buffer beside its result: not a result.
+        return shape_bytes(re.sub(r", s8\[\d+\]\{0\}\)$", "",
+                                  known[name].shape))
 
     return sum(map(put, root.operands if root.opcode == "tuple"
                    else (root.name,)))
 
 
-def _ops(op: Instruction, computations: dict[str, list[Instruction]]
-         ) -> tuple[str, ...]:
+def _ops(op: Instruction, computations: Computations) -> tuple[str, ...]:
     """Opcodes of what a kernel computes, those of nested fusions among them.
 
     A fusion that only moves data is called by what it does last.
@@ -259,7 +264,7 @@ def _writer(op: Instruction, generated: set[str] | None) -> tuple[str, str]:
     if op.opcode == "fft" and "T(" not in op.shape:  # no TPU tiles: a library
         return "library", "DUCC" if generated is not None else "cuFFT"
     if (op.opcode in ("dot", "convolution") and generated is not None
-            and not any(symbol.startswith(op.name) for symbol in generated)):
+            and not generated & {op.name, f"{op.name}_kernel"}):
         return "library", "Eigen"
     return "compiler", "XLA"
 

@@ -39,10 +39,12 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import MultiOutput
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.scheduler import Scheduler
 from torch._inductor.utils import fresh_inductor_cache
 from torch._inductor.virtualized import V
+from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensorMode, fake_tensor
 from torch.fx.experimental import proxy_tensor
 from torch.fx.traceback import preserve_node_meta
@@ -61,16 +63,18 @@ _X86 = platform.machine() in ("x86_64", "AMD64")
 # Each device decomposes these in its own way.
 _BY_DEVICE = ("mm", "addmm", "bmm", "convolution_backward")
 _WHO = {  # whom ATen calls on a GPU
-    r"(add|b|badd|addb|_int_|_scaled_)?mm|linalg_solve_triangular|"
+    r"(add|b|baddb|addb|_int_|_scaled_)?mm|linalg_solve_triangular|"
     r"triangular_solve": "cuBLAS",
     r"convolution(_backward)?|\w*cudnn\w*": "cuDNN", r"_fft_\w+": "cuFFT",
     r"_?linalg_(cholesky|eigh|inv|ldl|lu|qr|solve|svd)\w*|cholesky_\w+|"
     r"geqrf|ormqr": "cuSOLVER"}
 _FILLS = ("copy_", "fill_", "zero_")  # they write without reading
 _CPP = re.compile(r"(\w+) = async_compile\.cpp_pybinding\(\[.*?\], "
-                  r"r'''(.*?)'''\)", re.S)
+                  r"r?'''(.*?)'''\)", re.S)
 _INCLUDE = re.compile(r"^\s*#include.*", re.M)
 _LINE = re.compile(r"\n *# (File:|No stacktrace) .*")  # cells have none here
+_NAMED = re.compile(  # in Inductor's code a library's result, or a kernel
+    r"\bout=(\w+)|\b(\w+) = \S+\.\S+\(|\b((?:cpp|triton)_\w+)")
 _TRITON = re.compile(r"async_compile\.triton\('(\w+)', ('''.*?''')", re.S)
 
 
@@ -94,7 +98,9 @@ def climb(packed: bytes, target: str, machine: bool, wrt: Any) -> Compiled:
                 parts, made, saved = _cut(graph, inputs, target, file, start)
                 rungs += made
                 if not parts:
-                    raise ValueError(_uncut(fn(*args)))
+                    raise ValueError(
+                        "no result is computed from what wrt names; of "
+                        "constants and views AOTAutograd makes no graphs")
         with _pretending(target):
             for half, part in parts.items():
                 part, inputs = _placed(half, part, inputs, target)
@@ -130,9 +136,6 @@ def _cut(graph: Any, inputs: list[Any], target: str, file: str, start: float,
         saved.update(_saved(halves[0], num_fwd_outputs))
         raise _Done
 
-    def stop(*unused: Any, **options: Any) -> Any:
-        raise _Done
-
     partition = compile_fx.min_cut_rematerialization_partition
     table = select_decomp_table()
     if target != "cpu":
@@ -141,22 +144,15 @@ def _cut(graph: Any, inputs: list[Any], target: str, file: str, start: float,
           torch.enable_grad(), contextlib.suppress(_Done),
           mock.patch.object(
               compile_fx, "min_cut_rematerialization_partition", cut)):
-        compile_fx.compile_fx(graph, inputs, stop, decompositions=table)
+        compile_fx.compile_fx(graph, inputs, _stop, decompositions=table)
     return parts, rungs, saved
-
-
-def _uncut(results: Any) -> str:
-    """Why a function that returns ``results`` has no backward graph."""
-    if any(t.requires_grad for t in _tensors(results)):
-        return ("what depends on what wrt names is only views of arguments, "
-                "and AOTAutograd makes no graphs where nothing is computed")
-    return "no result depends on what wrt names"
 
 
 def _ask_gradients(fn: Any, args: tuple, wrt: Any) -> None:
     """Make ``wrt`` the leaves of autograd, and nothing else."""
-    if isinstance(fn, torch.nn.Module):
-        fn.requires_grad_(wrt in ("params", "all"))
+    module = getattr(fn, "func", getattr(fn, "__self__", fn))  # maybe bound
+    if isinstance(module, torch.nn.Module):
+        module.requires_grad_(wrt in ("params", "all"))
     chosen = () if wrt == "params" else tree_leaves(
         args if wrt == "all" else [args[n] for n in wrt])
     for value in chosen:
@@ -206,6 +202,10 @@ class _Done(BaseException):
     """Leaves a compiler that has given what we came for."""
 
 
+def _stop(*unused: Any, **options: Any) -> Any:
+    raise _Done
+
+
 def _rung(name: str, made: str, tool: str, start: float,
           origins: tuple[int, ...] = ()) -> Rung:
     """A rung of Python, begun at ``start``."""
@@ -237,12 +237,15 @@ def _captured(fn: Any, args: tuple, file: str, start: float) -> list[Any]:
     check = guards.CheckFunctionManager.__init__
 
     def backend(graph: Any, inputs: Any) -> Any:
+        for node in graph.graph.nodes:
+            value = node.meta.get("example_value")
+            if str(getattr(value, "device", "")).startswith("cuda"):
+                # A build of torch without CUDA has stopped here already.
+                raise ValueError("a graph with CUDA, from user code:"
+                                 f"{node.meta.get('stack_trace')}")
         seen.extend((graph, inputs,
                      _graph("fx", graph, "Dynamo", file, start)))
-        return stop
-
-    def stop(*unused: Any) -> Any:
-        raise _Done
+        return _stop
 
     def guarded(self: Any, *given: Any, **named: Any) -> None:
         check(self, *given, **named)
@@ -259,14 +262,14 @@ def _captured(fn: Any, args: tuple, file: str, start: float) -> list[Any]:
     raise ValueError("it has no operation on a tensor")
 
 
-def _steady(guards: str) -> str:
+def _steady(text: str) -> str:
     """Guards without paths, addresses and what our process is set to."""
     for pattern, replacement in (
             (r" *(, type=<[^>]*>)?(  # .*)?$", ""), (r", \d{9,}\)", ", ...)"),
             (r"DispatchKeySet\([^)]*\)", "DispatchKeySet(...)"),
             (r'"num_threads":\d+', '"num_threads":...')):
-        guards = re.sub(pattern, replacement, guards, flags=re.M)
-    return guards
+        text = re.sub(pattern, replacement, text, flags=re.M)
+    return text
 
 
 @contextlib.contextmanager
@@ -315,9 +318,15 @@ def _pretence(target: str) -> list[tuple[Any, str, Any]]:
         get_active_torch_device=lambda: torch.device("cuda", 0))
     cuda, cpu = torch.cuda, torch.device("cpu")
     patterns = joint_graph.lazy_init
+
+    def on_the_cpu(*device: Any) -> None:
+        # Patterns are the same on any device, and traced with gradients,
+        # which with shapes-only CUDA tensors would end the process.
+        with mock.patch.object(cuda, "is_available", lambda: False):
+            patterns(*(cpu for _ in device))  # torch 2.9 is given none
+
     return [
         (fake_tensor, "init_gpu_context", lambda device: None),
-        (fake_tensor.FakeTensorMode, "avoid_device_init", True),
         (cuda, "is_available", lambda: True),
         (cuda, "device_count", lambda: 1),
         (cuda, "current_device", lambda: 0),
@@ -330,22 +339,20 @@ def _pretence(target: str) -> list[tuple[Any, str, Any]]:
         (torch._inductor.scheduler, "has_triton", lambda *_: True),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
         (package.runtime.driver, "_active", driver),
-        # Patterns are the same on any device, and traced with gradients,
-        # which with shapes-only CUDA tensors would end the process.
-        (joint_graph, "lazy_init", lambda *_: patterns(cpu))]
+        (joint_graph, "lazy_init", on_the_cpu)]
 
 
 def _allow_cuda_views() -> None:
-    """Let a torch built without CUDA slice shapes-only CUDA tensors.
+    """Let torch slice shapes-only CUDA tensors without a driver.
 
     Slicing makes a device current: lend CUDA the CPU's guard, an empty one.
     """
     library = Path(torch.__file__).parent / "lib" / "libc10.so"
     with contextlib.suppress(OSError, ValueError):
-        guards = (ctypes.c_void_p * 2).in_dll(
+        registry = (ctypes.c_void_p * 2).in_dll(
             ctypes.CDLL(str(library)),
             "_ZN3c104impl26device_guard_impl_registryE")
-        guards[1] = guards[1] or guards[0]  # 1 is CUDA, 0 the CPU
+        registry[1] = registry[0]  # 1 is CUDA, 0 the CPU
 
 
 def _moved(graph: Any, inputs: list[Any]) -> list[Any]:
@@ -356,11 +363,14 @@ def _moved(graph: Any, inputs: list[Any]) -> list[Any]:
         return ("cuda" if value == "cpu" else
                 gpu if value == torch.device("cpu") else value)
 
-    for node in graph.graph.nodes:
-        node.args, node.kwargs = tree_map(there, (node.args, node.kwargs))
-        if node.target in _device_constructors():
-            node.kwargs = {**node.kwargs, "device": gpu}
-    graph.recompile()
+    for part in graph.modules():  # branches and checkpoints are graphs too
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in part.graph.nodes:
+            node.args, node.kwargs = tree_map(there, (node.args, node.kwargs))
+            if node.target in _device_constructors():
+                node.kwargs = {**node.kwargs, "device": gpu}
+        part.recompile()
     with FakeTensorMode(allow_non_fake_inputs=True):
         return tree_map_only(torch.Tensor, lambda x: torch.empty_strided(
             x.shape, x.stride(), dtype=x.dtype, device=gpu), inputs)
@@ -387,6 +397,8 @@ def _placed(half: str, graph: Any, inputs: list[Any], target: str,
 def _traced(graph: Any, inputs: list[Any], table: dict[Any, Any]) -> Any:
     """The graph as these inputs make it, decomposed by ``table``."""
     names = [n.name for n in graph.graph.find_nodes(op="placeholder")]
+    # Kernels are named after the ops that were there before any decomposing:
+    # the tracer must not put what it meets in their place.
     with (detect_fake_mode(inputs), preserve_node_meta(),
           mock.patch.object(proxy_tensor, "set_original_aten_op",
                             contextlib.nullcontext)):
@@ -404,7 +416,7 @@ def _generated(half: str, graph: Any, inputs: list[Any], file: str,
     """Inductor's rung, of an inference aten's too, and the kernels."""
     rungs: list[Rung] = []
     kernels: list[Kernel | None] = []
-    seen: list[tuple[str, list[Any], Any]] = []  # a kernel, what is in it
+    pieces: list[tuple[str, list[Any], Any]] = []  # name, nodes, their graph
     start = time.perf_counter()
 
     def inner(module: Any, inputs: Any, **options: Any) -> Any:
@@ -412,30 +424,29 @@ def _generated(half: str, graph: Any, inputs: list[Any], file: str,
         return compile_fx.compile_fx_inner(module, inputs, **options)
 
     def stop(self: Any) -> Any:
-        code, causes = self.codegen()[0].value, {}
-        for name, nodes, graph in seen:
+        code, lines = self.codegen()[0].value, {}
+        for name, nodes, graph in pieces:
             nodes = [n for n in nodes if hasattr(n, "read_writes")]
             made_of = _made_of(graph, nodes)
             with V.set_graph_handler(graph):
                 kernels.append(_kernel(graph, name, nodes, made_of))
-            wanted = rf"{name}\b" if name else (
-                r"out={0}\b|{0} = \S+\.\S+\(".format(
-                    nodes[0].node.get_name()))
-            causes[rf"\b(?:{wanted})"] = next(filter(None, (
+            lines[name or nodes[0].node.get_name()] = next(filter(None, (
                 _line(node, file) for node in reversed(made_of))), 0)
         rungs.append(_rung("-".join(filter(None, ("inductor", half))), code,
-                           "Inductor", start, _caused(code, causes)))
+                           "Inductor", start, _caused(code, lines)))
         raise _Done
 
-    def watched(owner: Any, name: str) -> Any:
-        original = getattr(owner, name)
+    def watched(owner: Any, method: str) -> Any:
+        original = getattr(owner, method)
 
-        def call(self: Any, *given: Any) -> Any:  # source, nodes ... or node
-            result = original(self, *given)
-            seen.append((result or "", list(given[1]) if result
-                         else [given[0]], V.graph))  # or a part of it
-            return result
-        return mock.patch.object(owner, name, call)
+        def call(self: Any, first: Any, *rest: Any) -> Any:
+            made = original(self, first, *rest)
+            # A kernel is defined by its source and nodes, and gets a name; a
+            # library's call is of one node.
+            name, nodes = (made, rest[0]) if made else ("", [first])
+            pieces.append((name, list(nodes), V.graph))
+            return made
+        return mock.patch.object(owner, method, call)
 
     with (mock.patch.object(GraphLowering, "compile_to_module", stop),
           watched(Scheduler, "codegen_extern_call"),
@@ -444,6 +455,7 @@ def _generated(half: str, graph: Any, inputs: list[Any], file: str,
           contextlib.suppress(_Done)):
         if half:
             *_, end = graph.graph.nodes
+            # As compile_fx would: these leave with the strides they have.
             end.meta["user_visible_output_idxs"] = [
                 at for at, node in enumerate(end.args[0]) if node is not None]
             compile_fx.compile_fx_inner(graph, inputs,
@@ -453,13 +465,16 @@ def _generated(half: str, graph: Any, inputs: list[Any], file: str,
     return rungs, list(filter(None, kernels))
 
 
-def _caused(code: str, causes: dict[str, int]) -> tuple[int, ...]:
-    """For each line of Inductor's code that of the kernel in it, or 0."""
+def _caused(code: str, lines: dict[str, int]) -> tuple[int, ...]:
+    """For each line of Inductor's code that of what it makes, or 0.
+
+    ``lines`` has it for the name of a kernel, or of a library's result.
+    """
     numbers, within = [], 0
     for row in code.splitlines():
-        here = next((line for wanted, line in causes.items()
-                     if re.search(wanted, row)), within)
-        if "= async_compile." in row:
+        names = map("".join, _NAMED.findall(row))
+        here = next((lines[name] for name in names if name in lines), within)
+        if "= async_compile." in row:  # the kernel's source follows
             within = here
         elif row.startswith("'''"):
             within = 0
@@ -470,10 +485,10 @@ def _caused(code: str, causes: dict[str, int]) -> tuple[int, ...]:
 # Kernels: what each is made of, and what it moves.
 
 def _made_of(graph: Any, nodes: list[Any]) -> list[Any]:
-    """The nodes of the graph that a scheduled piece does, in order."""
-    order = {node: at for at, node in enumerate(graph.module.graph.nodes)}
+    """The nodes of this graph that a scheduled piece does, in order."""
     return sorted({o for n in nodes for o in n.node.get_origins()
-                   if o.op == "call_function"}, key=lambda o: order.get(o, 0))
+                   if o.op == "call_function"
+                   and o.graph is graph.module.graph})
 
 
 def _kernel(graph: Any, name: str, nodes: list[Any], origins: list[Any],
@@ -509,10 +524,11 @@ def _op(op: Any) -> str:
 
 
 def _library(node: Any, origins: list[Any]) -> Kernel | None:
-    """A routine Inductor calls; None for a check, or a result it picks."""
+    """A routine Inductor calls; None for a check, a result that is picked, a
+    branch or a loop, whose kernels are listed themselves."""
     origin = node.get_origin_node() or next(reversed(origins), None)
-    if (origin is None or _op(origin.target) == "with_effects"
-            or type(node).__name__ == "MultiOutput"):
+    if (origin is None or isinstance(node, MultiOutput)
+            or isinstance(origin.target, HigherOrderOperator)):
         return None
     args, kwargs, out = tree_map_only(
         torch.fx.Node, lambda n: n.meta.get("val"),
@@ -581,7 +597,7 @@ def _assembly(codes: dict[str, str]) -> tuple[list[Rung], dict[str, Any]]:
                         encoding="utf-8")
         cpp_builder.CppBuilder("kernels", str(file), options, folder).build()
         listing = subprocess.run(
-            ["objdump", "-d", "-j.text", "--no-show-raw-insn", "kernels.so"],
+            ["objdump", "-d", "--no-show-raw-insn", "kernels.so"],
             cwd=folder, capture_output=True, text=True, check=True).stdout
     blocks = {name: block for block, name in re.findall(
         r"^([0-9a-f]+ <(\w+)>:\n(?:.+\n)*)", listing, re.M)}

@@ -30,11 +30,21 @@ def first(frames: Iterable[tuple[str, str | int]], file: str) -> int:
     caused nothing.
     """
     for path, line in frames:
-        if path == file:
+        if _read(path) == file:
             return int(line)
-        if path == _TRACING:
+        if _read(path) == _TRACING:
             return -1
     return 0
+
+
+@functools.cache
+def _read(path: str) -> str:
+    """``path`` with its letters beyond ASCII, which compilers write as bytes:
+    HLO, PTX and SASS in octal, MLIR and LLVM in hexadecimal."""
+    return re.sub(
+        rb"\\([23][0-7]{2}|[89A-F][0-9A-F])",
+        lambda byte: bytes([int(byte[1], 8 if len(byte[1]) == 3 else 16)]),
+        path.encode()).decode(errors="replace")
 
 
 def jaxpr(text: str) -> Origins:
@@ -75,19 +85,19 @@ def mlir(text: str, file: str) -> Origins:
 
 def hlo(text: str, file: str) -> Origins:
     """Of HLO with its metadata and tables of stack frames."""
-    tables = {head: {key: dict(re.findall(r'(\w+)=(\d+)', row)) or row[1:-1]
-                     for key, row in re.findall(r"(\d+) (.*)\n", body)}
+    tables = {head: dict(re.findall(r"(\d+) (.*)\n", body))
               for head, body in re.findall(
                   r"^(FileNames|FileLocations|StackFrames)\n((?:.+\n)*)", text,
                   re.M)}
     lines, none = {}, None
-    for key, frame in tables.get("StackFrames", {}).items():
+    for key, row in tables.get("StackFrames", {}).items():
+        frame = _fields(row)
         parent = int(frame.get("parent_frame_id", 0))
         none = parent if none is None else none  # jaxlib counts from 1 or 0
-        at = tables["FileLocations"][frame["file_location_id"]]
-        lines[key] = (
-            first([(tables["FileNames"][at["file_name_id"]], at["line"])],
-                  file) or lines.get(str(parent - none), 0))
+        at = _fields(tables["FileLocations"][frame["file_location_id"]])
+        path = tables["FileNames"][at["file_name_id"]].strip('"')
+        lines[key] = (first([(path, at["line"])], file)
+                      or lines.get(str(parent - none), 0))
     numbers = []
     for row in text.splitlines():
         # Of two alike, in what two lines call, one is left, with a caller's.
@@ -97,6 +107,11 @@ def hlo(text: str, file: str) -> Origins:
         numbers.append(max(0, lines.get(frame[1], 0) if frame
                            else first(older, file)))
     return _called(text, numbers)
+
+
+def _fields(row: str) -> dict[str, str]:
+    """Of a row of such a table: {file_location_id=1 parent_frame_id=1}."""
+    return dict(re.findall(r"(\w+)=(\d+)", row))
 
 
 def _called(text: str, numbers: Sequence[int]) -> Origins:
@@ -170,7 +185,7 @@ def _frames(text: str, file: str) -> Callable[[str], list[tuple[str, str]]]:
     besides, the outermost is the kernel's own, and between them a name that
     several files have tells none.
     """
-    paths = {number: os.path.join(*re.findall(r'"([^"]*)"', names))
+    paths = {number: _read(os.path.join(*re.findall(r'"([^"]*)"', names)))
              for number, names in re.findall(
                  r'^\s*\.file\s+(\d+)\s+(".*)', text, re.M)}
     named: dict[str, set[str]] = {}
@@ -207,7 +222,8 @@ def sass(text: str, file: str, inlined: Mapping[tuple[str, str], int],
     rows, numbers, now = [], [], 0
     for row in text.splitlines(keepends=True):
         if "//## File" in row:
-            frames = re.findall(r'"([^"]*)", line (\d+)', row)
+            frames = [(_read(path), line) for path, line in re.findall(
+                r'"([^"]*)", line (\d+)', row)]
             now = first(frames, file) or inlined.get(frames[0], 0)
             continue
         now = now * (not row.startswith("//-"))  # a section begins

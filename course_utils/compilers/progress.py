@@ -18,19 +18,22 @@ def line(text: str) -> Iterator[None]:
     Only where somebody sits: in a terminal, or at a page that takes input,
     which nothing that runs a notebook to store its outputs does.
     """
-    show = _written if sys.stderr.isatty() else _displayed if (
-        _taking_input()) else None
+    if sys.stderr.isatty():
+        show = _written
+    elif _taking_input():
+        show = _displayed
+    else:
+        yield
+        return
     shown: list[Callable[[], Any]] = []
     timer = threading.Timer(SECONDS, lambda: shown.append(show(text)))
     timer.daemon = True
-    if show:
-        timer.start()
+    timer.start()
     try:
         yield
     finally:
         timer.cancel()
-        if show:
-            timer.join()  # it may be at it
+        timer.join()  # it may be at it
         for remove in shown:
             remove()
 

@@ -25,20 +25,21 @@ from course_utils.compilers.rung import (
     Kernel,
     Pass,
     Rung,
+    absent,
 )
 from course_utils.compilers.text import follow, steady
 from course_utils.compilers.trace import Trace, from_data
 
 FOLDER = Path(__file__).parent.parent / "recorded"
 COMMAND = "make record"
-_LARGEST = 1_200_000  # characters; a larger rung is left out
+_LARGEST = 1_200_000  # characters; of a larger rung only the name is kept
 
 
 def key(source: str, target: str, *rest: Any) -> str:
     """Names a recording: the source without comments, and all the rest."""
     try:  # unparse: what ast.dump writes differs with Python's version
         tree = ast.unparse(ast.parse(textwrap.dedent(source)))
-    except SyntaxError:  # a lambda's line is seldom a whole statement
+    except SyntaxError:  # a string that begins left of the def it is in
         tree = source.strip()
     whole = repr((tree, target, *rest)).encode()
     return hashlib.sha256(whole).hexdigest()[:16]
@@ -51,12 +52,12 @@ def find(name: str, start: int = 0) -> tuple[Compiled, str] | None:
     """
     if (data := _read(f"{name}.json.gz")) is None:
         return None
-    then = next(iter(data["rungs"]), {}).get("origins", ())  # of its Python
+    then = data["rungs"][0]["origins"]  # of its Python
     moved = {line: line - then[0] + start for line in then}
     return Compiled(
         tuple(Rung(**{
-            **rung, "tool": f"{rung['tool']}, {data['when']}",
-            "origins": tuple(moved.get(n, 0) for n in rung.get("origins", ()))
+            **rung, "tool": rung["tool"] and f"{rung['tool']}, {data['when']}",
+            "origins": tuple(moved.get(n, 0) for n in rung["origins"])
         }) for rung in data["rungs"]),
         tuple(Pass(**p) for p in data["passes"]),
         tuple(Kernel(**{**k, "ops": tuple(k["ops"])})
@@ -75,7 +76,6 @@ def keep(name: str, target: str, made: Compiled) -> None:
     """Record ``made``, if COURSE_RECORD says that we are recording."""
     if "COURSE_RECORD" not in os.environ or target == "cpu":
         return
-    FOLDER.mkdir(exist_ok=True)
     tools = sorted({rung.tool for rung in made.rungs if rung.tool})
     when = f"recorded {date.today()}"
     data = {
@@ -83,8 +83,7 @@ def keep(name: str, target: str, made: Compiled) -> None:
         "provenance": f"{when} by `{COMMAND}` with "
                       f"{', '.join(tools)} on {host.platform.machine()} "
                       f"{host.platform.system()}",
-        "rungs": [_steady(rung) for rung in made.rungs
-                  if len(rung.raw) <= _LARGEST],
+        "rungs": [_steady(rung) for rung in made.rungs],
         "passes": [asdict(p) for p in made.passes if p.changed],
         "kernels": [{f.name: getattr(kernel, f.name) for f in fields(Kernel)}
                     for kernel in made.kernels],
@@ -96,6 +95,10 @@ def keep(name: str, target: str, made: Compiled) -> None:
 
 
 def _steady(rung: Rung) -> dict[str, Any]:
+    if len(rung.raw) > _LARGEST:
+        rung = absent(rung.name, host.Missing(
+            f"The rung {rung.name}", f"of its {len(rung.raw):,} characters a "
+            "recording keeps none", f"Compile it with {rung.tool}."))
     kept = steady(rung.raw)
     return {**asdict(rung), "raw": kept, "origins": rung.origins and follow(
         rung.raw, rung.origins, kept)}

@@ -82,7 +82,7 @@ def file_of(fn: Any) -> str:
 def home_of(fn: Any) -> str:
     """``file_of``, the same for any cell: its file is another in each run."""
     file = file_of(fn)
-    return "<cell>" if "ipykernel_" in file else file
+    return "<cell>" if _text.steady(file) == "<cell>" else file
 
 
 def source(fn: Any) -> tuple[Rung, ...]:

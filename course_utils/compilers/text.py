@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import html as _html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _PAGE = ("background:#f7f7f7;color:#111;border-left:4px solid #0072b2;"
@@ -46,7 +46,6 @@ _STEADY = tuple((needle, re.compile(pattern, re.M), replacement) for
     # Addresses of Python objects, and functions named by them.
     ("at 0x", r"\bat 0x[0-9a-f]+", "at 0x..."),
     ("___unnamed", r"(___unnamed_scope)_\d+_c\d+", r"\1"),  # torch 2.11
-    ("-", r"(tools?|git)-[0-9a-f]{16,}", r"\1-..."),
 ))
 
 
@@ -186,15 +185,15 @@ def html(text: str, language: str, marked: str | None = None) -> str:
     What the regular expression ``marked`` finds stands out.
     """
     try:
-        from pygments import highlight
+        from pygments import format as formatted
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import get_lexer_by_name
     except ImportError:
         return plain(text)
-    lexer = (get_lexer_by_name(language) if language in _PYGMENTS
-             else _lexer(marked))
+    words = (get_lexer_by_name(language).get_tokens(text)
+             if language in _PYGMENTS else _words(text, marked))
     formatter = HtmlFormatter(noclasses=True, nowrap=True, style=_style())
-    return f'<pre style="{_PAGE}">{highlight(text, lexer, formatter)}</pre>'
+    return f'<pre style="{_PAGE}">{formatted(words, formatter)}</pre>'
 
 
 def plain(text: str) -> str:
@@ -202,14 +201,16 @@ def plain(text: str) -> str:
     return f'<pre style="{_PAGE}">{_html.escape(text)}</pre>'
 
 
-@functools.cache
-def _lexer(marked: str | None) -> Any:
-    """One lexer for all IRs and assemblies; it knows no errors."""
-    from pygments import token
-    from pygments.lexer import RegexLexer
+def _words(text: str, marked: str | None) -> Iterator[tuple[Any, str]]:
+    """(kind, word) from start to end of any IR or assembly.
 
-    rules = [(marked, token.Generic.Strong)] if marked else []
-    rules += [
+    Not by a lexer of Pygments: one would wait for ever where ``marked`` finds
+    an empty word.
+    """
+    from pygments import token
+
+    rules = [
+        (marked or "", token.Generic.Strong),
         (r"\.\.\.\n|//.*|/\*.*?\*/", token.Comment),
         (r'"(?:[^"\\\n]|\\.)*"', token.String),
         (r"[%@$][\w.$-]+", token.Name.Variable),
@@ -219,8 +220,14 @@ def _lexer(marked: str | None) -> Any:
         (r"\b(?:0x[0-9a-fA-F]+|\d+(?:\.\d+(?:e[+-]?\d+)?)?)\b",
          token.Number),
         (r"[A-Za-z_][\w.-]*|\s+|.", token.Text)]
-    return type("IR", (RegexLexer,), {
-        "tokens": {"root": rules}, "flags": re.M})(stripnl=False)
+    rules = [(re.compile(rule, re.M), kind) for rule, kind in rules]
+    at = 0
+    while at < len(text):
+        word, kind = next(
+            (found[0], kind) for rule, kind in rules
+            if (found := rule.match(text, at)) and found[0])
+        yield kind, word
+        at += len(word)
 
 
 @functools.cache

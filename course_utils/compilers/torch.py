@@ -32,11 +32,14 @@ from course_utils.compilers.rung import (
     Compiled,
     Kernel,
     Rung,
+    _written,
     absent,
+    file_of,
     source,
 )
 
 TARGETS = ("cpu", "t4", "a100", "h100", "b200")
+_HOME = "<dynamic-code>"  # as cloudpickle calls the reader's file
 # One thread and AVX2: the same text on every x86-64 host. The static launcher
 # throws the PTX away, and line information holds our paths.
 _ENVIRONMENT = {
@@ -47,11 +50,17 @@ _ENVIRONMENT = {
         if platform.machine() in ("x86_64", "AMD64") else {})}
 _RANDOM = rb"[0-9a-f]{32}"  # what cloudpickle calls a class, in one run
 _FOR_CODE = ("A C++ compiler", "objdump")  # the graphs come without
-
-
-def works(target: str) -> str:
-    """"" where this machine climbs all the way to ``target``, or why not."""
-    return str(lacking(target) or "")
+_HINTS = (  # what a tracer says, and what it means to who wrote the function
+    (r"[Dd]ata.?[Dd]ependent|_scalar_dense|capture_scalar|\bnonzero\b|no rule "
+     "registered",
+     "its course depends on the values of a tensor, and only shapes are "
+     "known: use torch.where or torch.cond"),
+    (r"autograd\.grad|torch/autograd/|\bbackward\(|not require grad",
+     "it calls autograd itself: let it return the loss and give wrt=, or use "
+     "torch.func.grad inside"),
+    ("accelerator device|support for cuda|with CUDA|(NVIDIA|CUDA) "
+     "driver|two (different )?devices",
+     "it puts tensors on a GPU itself: leave that to target="))
 
 
 def lacking(target: str) -> host.Missing | None:
@@ -94,6 +103,7 @@ def compile(fn: Callable, args: tuple, target: str,
     if target not in TARGETS:
         raise ValueError(f"target={target!r} is not one Inductor compiles for "
                          f"here; it takes {', '.join(TARGETS)}.")
+    fn = _plain(fn)
     made = _called("climb", fn, args, target, fresh, wrt)
     missing = lacking(target)
     last = (absent("assembly", missing),) if missing and any(
@@ -104,14 +114,16 @@ def compile(fn: Callable, args: tuple, target: str,
 def breaks(fn: Callable, args: tuple) -> list[dict[str, Any]]:
     """Where Dynamo stops in ``fn``, which runs: see ``ir.breaks``."""
     torch = host.need("torch", "Dynamo, which finds graph breaks, is its part")
-    from torch._dynamo.convert_frame import ConvertFrameAssert
-    from torch._dynamo.exc import Unsupported, UserError
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    with _known():
+        from torch._dynamo.convert_frame import ConvertFrameAssert
+        from torch._dynamo.exc import Unsupported, UserError
+        from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     found: list[tuple[list[Any], dict[str, Any]]] = []
     convert = ConvertFrameAssert.__call__
+    disabled = logging.root.manager.disable  # by the reader
 
-    def stop(told: str, cause: Any, code: Any, line: int, left: str) -> None:
+    def stop(why: str, cause: Any, code: Any, line: int, left: str) -> None:
         stack = getattr(cause, "real_stack", cause) or [
             traceback.FrameSummary(code.co_filename, line, code.co_name)]
         path = [(frame.filename, frame.lineno) for frame in stack]
@@ -119,7 +131,7 @@ def breaks(fn: Callable, args: tuple) -> list[dict[str, Any]]:
         row = next((row for longer, row in found if len(longer) > len(path)
                     and longer[-len(path):] == path), None)
         if row is None:
-            reason = re.search(r"Explanation: (.*)", told) or [told, told]
+            reason = re.search(r"Explanation: (.*)", why) or [why, why]
             row = {"line": stack[-1].lineno, "code": stack[-1].line,
                    "function": _resumed(stack[-1].name),
                    "reason": reason[1].rstrip(".")}
@@ -153,7 +165,7 @@ def breaks(fn: Callable, args: tuple) -> list[dict[str, Any]]:
         if not found or "meta tensor" not in str(error):  # it has no values
             raise
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
         torch._dynamo.reset()
     return [row for _, row in found]
 
@@ -168,37 +180,28 @@ def told() -> Iterator[None]:
     """What a tracer or compiler threw, as one line in a reader's words."""
     try:
         yield
-    except worker.CompilerError:
+    except (host.Missing, worker.CompilerError):
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         patterns = (r"got \w+\(['\"](.*)['\"]\)", r"raised exception (.*)",
-                    r"Explanation: (.*)", r"\w+: (.*)")
-        reason = next(f[1] for p in patterns if (f := re.search(p, told)))
-        if re.search(r"[Dd]ata.?[Dd]ependent|_scalar_dense|nonzero", told):
-            reason = ("its course depends on the values of a tensor, and only "
-                      "shapes are known: use torch.where or torch.cond")
-        elif re.search(r"autograd\.grad|\bbackward\(|not require grad", told):
-            reason = ("it calls autograd itself: let it return the loss and "
-                      "give wrt=, or use torch.func.grad inside")
-        elif re.search(r"accelerator device|support for cuda|with CUDA|two "
-                       "devices", told):
-            reason = ("it puts tensors on a GPU itself: leave that to target=")
-        where = re.findall(r'File "(.*?)", line (\d+), in (\w+)',
-                           told.partition("from user code:")[2])
-        own = [w for w in where if not _installed(Path(w[0]).parent)] or where
-        place = (f" (line {own[-1][1]}, in {_resumed(own[-1][2])})"
-                 if own else "")
-        raise ValueError((reason.strip(" .") or told) + place) from None
+                    r"Explanation: (.*)", r"\w+:\s*(.*)")
+        said = next(f[1] for p in patterns if (f := re.search(p, text)))
+        reason = next((words for pattern, words in _HINTS
+                       if re.search(pattern, text)), said.strip(" .") or text)
+        frames = re.findall(r'File "(.*?)", line (\d+), in (.+)',
+                            text.partition("from user code:")[2])
+        place = next((f" (line {line}, in {_resumed(name)})"
+                      for file, line, name in reversed(frames)
+                      if not _installed(Path(file).parent)), "")
+        raise ValueError(reason + place) from None
 
 
 def _own_code(fn: Any) -> tuple[Rung, ...]:
     """The python and bytecode rungs, where ``fn`` has them."""
-    fn, made = _plain(fn), io.StringIO()
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    made = io.StringIO()
     try:
-        dis.dis(getattr(fn, "forward", fn), file=made)
+        dis.dis(_written(fn), file=made)
     except TypeError:  # a builtin has none
         return source(fn)
     return (*source(fn), Rung("bytecode", made.getvalue(), "text",
@@ -210,7 +213,7 @@ def eager(fn: Callable, args: tuple) -> tuple[Kernel, ...]:
 
     Nothing is computed: arguments as for ``compile``. Views launch nothing.
     """
-    return _called("launches", fn, args, "cpu", False)
+    return _called("launches", _plain(fn), args, "cpu", False)
 
 
 def _called(job: str, fn: Any, args: tuple, target: str, fresh: bool,
@@ -219,23 +222,41 @@ def _called(job: str, fn: Any, args: tuple, target: str, fresh: bool,
     missing = lacking(target)
     if missing and missing.what not in _FOR_CODE:
         raise missing
-    packed = _packed(_plain(fn), args)
+    packed = _packed(fn, args)
     # What the CPU's compiler leaves in a process harms no other; but torch
     # remembers a GPU, so each has a process of its own.
     chip = target if target != "cpu" else "h100"
     given = target, not missing, wrt
-    return cache.cached(
-        ("torch", job, *given, re.sub(_RANDOM, b"", packed)),
-        lambda: worker.call(
-            "torch", f"course_utils.compilers.inductor:{job}", packed, *given,
-            environment={**_ENVIRONMENT, "CXX": host.compiler() or "",
-                         "COURSE_CHIP": chip}), fresh)
+    with _known():
+        return cache.cached(
+            ("torch", job, *given, re.sub(_RANDOM, b"", packed)),
+            lambda: worker.call(
+                "torch", f"course_utils.compilers.inductor:{job}", packed,
+                *given, environment={
+                    **_ENVIRONMENT, "CXX": host.compiler() or "",
+                    "COURSE_CHIP": chip}), fresh)
+
+
+@contextlib.contextmanager
+def _known() -> Iterator[None]:
+    """In it a private name that torch has no longer is Missing."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise host.Missing(
+            "A torch that this course knows", "the inside of torch "
+            f"{host.version('torch')} is another ({error})",
+            "Run: pip install 'torch>=2.9,<=2.13.0'") from None
 
 
 def _plain(fn: Any) -> Any:
     """The function or module that torch.compile wrapped; else ``fn``."""
-    return getattr(fn, "_torchdynamo_orig_callable",
-                   getattr(fn, "_orig_mod", fn))
+    inner = getattr(fn, "_torchdynamo_orig_callable", None)
+    if inner is not None and getattr(fn, "__wrapped__", inner) is inner:
+        return inner  # functools.wraps gives a wrapper of it that name, too
+    return getattr(fn, "_orig_mod", fn)
 
 
 # How a function travels: by value, since the worker knows no cell and may
@@ -246,8 +267,10 @@ def _packed(fn: Any, args: tuple) -> bytes:
         for module in filter(_own, list(sys.modules.values())):
             cloudpickle.register_pickle_by_value(module)
             stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        pickler = _Pickler(file := io.BytesIO())
+        pickler.home = file_of(fn)
         try:
-            _Pickler(file := io.BytesIO()).dump((fn, args))
+            pickler.dump((fn, args))
         except Exception as error:
             raise ValueError("fn or its arguments cannot be sent to the "
                              f"compiler's process: {error}") from None
@@ -255,10 +278,12 @@ def _packed(fn: Any, args: tuple) -> bytes:
 
 
 def _own(module: Any) -> bool:
-    """Whether a module is the reader's: neither installed nor Python's."""
+    """Whether a module is the reader's: neither installed nor Python's, nor
+    one that travels by value anyway."""
     name, file = (getattr(module, a, None) for a in ("__name__", "__file__"))
     return (bool(file) and sys.modules.get(name) is module
             and name.partition(".")[0] not in ("course_utils", "__main__")
+            and name not in cloudpickle.list_registry_pickle_by_value()
             and not _installed(Path(file).parent))
 
 
@@ -271,27 +296,58 @@ def _installed(folder: Path) -> bool:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """It takes of a tensor only what ``_tensor`` needs."""
+    """It takes of a tensor only what ``_tensor`` needs, of a file only
+    whether it is ``home``, where the function is written."""
+
+    home = ""
 
     def reducer_override(self, value: Any) -> Any:
         import torch
 
         if isinstance(value, torch.Tensor):
-            if value.layout != torch.strided or value.is_quantized:
-                kind, dense = (("quantized", "int_repr") if value.is_quantized
-                               else (f"of layout {value.layout}", "to_dense"))
-                raise ValueError(
-                    f"the tensor of shape {list(value.shape)} is {kind}, and "
-                    f"the ladder needs plain ones: pass its .{dense}().")
-            return _tensor, (
-                tuple(value.shape), value.stride(), value.dtype,
-                isinstance(value, torch.nn.Parameter))
+            return _tensor, _layout(value)
+        if isinstance(value, types.FunctionType | torch.nn.Module) and (
+                plain := _plain(value)) is not value:  # compiled: Dynamo
+            return _same, (plain,)  # would see through it all the same
+        if isinstance(value, types.CodeType):
+            # A path would be another in each run. cloudpickle 3.1 gives all
+            # code one, which would make a helper's lines the function's.
+            make, parts = self.dispatch_table[types.CodeType](value)
+            file = _HOME if value.co_filename == self.home else "<elsewhere>"
+            return make, tuple(file if part in (_HOME, value.co_filename)
+                               else part for part in parts)
         made = super().reducer_override(value)
         if isinstance(value, types.FunctionType) and isinstance(made, tuple):
             # Paths, and the name by which Dynamo would import its module.
             for name in ("__file__", "__path__", "__name__"):
                 made[1][1].pop(name, None)
+            if "_torchdynamo_orig_callable" in vars(value):
+                # functools.wraps gave it all that a compiled function has.
+                make, parts, (own, slots), *rest = made
+                theirs = vars(value.__wrapped__)
+                own = {k: v for k, v in own.items() if theirs.get(k) is not v}
+                made = make, parts, (own, slots), *rest
         return made
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _layout(value: Any) -> tuple[Any, ...]:
+    """What ``_tensor`` makes its like of; ValueError where it is not plain."""
+    import torch
+    from torch._subclasses import FakeTensor
+
+    if (type(value) not in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+            or value.layout != torch.strided or value.is_nested
+            or value.is_quantized):
+        raise ValueError(
+            f"a {type(value).__name__} of {value.dtype} and {value.layout} is "
+            "not plain: pass what its .dequantize(), .to_dense() or "
+            ".to_padded_tensor(0.0) makes")
+    return (tuple(value.shape), value.stride(), value.dtype,
+            isinstance(value, torch.nn.Parameter))
 
 
 def _tensor(shape: Any, stride: Any, dtype: Any, parameter: bool) -> Any:

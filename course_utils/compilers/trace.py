@@ -137,19 +137,19 @@ class Trace:
         rows = {}
         for (tensor, kind), group in groups.items():
             alike = {(a.base, id(a.pattern)): a for a in group}.values()
-            low = min(int(a.offsets.min()) for a in alike)
-            high = max(int(a.offsets.max()) for a in alike)
-            touched = np.zeros(high - low + 1, bool)
+            touched = np.zeros(1 + max(
+                a.base + int(a.pattern.max()) for a in alike), bool)
             for access in alike:
-                touched[access.offsets - low] = True
-            rows[tensor, kind] = {
-                "accesses": len(group),
-                "elements": sum(a.pattern.size for a in group),
-                "bytes_issued": sum(a.bytes for a in group),
-                "unique_bytes": int(touched.sum()) * group[0].itemsize}
+                touched[access.offsets] = True
+            rows[tensor, kind] = (
+                len(group), sum(a.pattern.size for a in group),
+                sum(a.bytes for a in group),
+                int(touched.sum()) * group[0].itemsize)
         order = sorted(rows, key=lambda row: [*self.tensors].index(row[0]))
-        index = pd.MultiIndex.from_tuples(order, names=["tensor", "kind"])
-        return pd.DataFrame([rows[row] for row in order], index)
+        return pd.DataFrame(
+            [rows[row] for row in order],
+            pd.MultiIndex.from_tuples(order, names=["tensor", "kind"]),
+            ["accesses", "elements", "bytes_issued", "unique_bytes"])
 
     def __str__(self) -> str:
         issued = sum(a.bytes for a in self.accesses)

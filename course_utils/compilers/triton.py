@@ -12,18 +12,20 @@ import functools
 import importlib.util
 import inspect
 import io
+import itertools
 import math
 import re
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -36,6 +38,7 @@ from course_utils.compilers.rung import (
     home_of,
     source,
 )
+from course_utils.compilers.text import steady
 from course_utils.compilers.worker import CompilerError
 from course_utils.host import Missing, need
 
@@ -52,19 +55,31 @@ _RUNGS = {  # Triton's stage: (name, language, how it tells its origins)
     "ptx": ("ptx", "ptx", origins.listing),
     "amdgcn": ("amdgcn", "amdgcn", origins.listing),
 }
-_ARITHMETIC = re.compile(r"= \"?(tt\.dot|tt\.reduce|math\.\w+|arith\."
-                         r"(?:add|sub|mul|div|max\w*|min\w*|neg)f)\b")
+_ARITHMETIC = re.compile(
+    r"= \"?(tt\.(?:dot\w*|reduce|scan)|math\.\w+"
+    r"|arith\.(?:add|sub|mul|div|rem|max\w*|min\w*|neg)f)\b")
 _OPERATION = re.compile(  # %result:count = op, and the rest of the line
-    r"(?:(%[\w.$-]+)(?::(\d+))? = )?\"?([\w.]+|\^|)(.*)")
+    r"(?:(%[\w.$-]+)(?::(\d+))? = )?\"?([\w.]*)(.*)")
 _SAME = re.compile(r"tt\.(addptr|splat|broadcast|expand_dims|reshape|trans|"
                    r"bitcast|advance|make_tensor_\w+)")  # as its first operand
+_LOADS = re.compile(r"tt\.(load|atomic_\w+|descriptor_(load|gather|reduce))")
+_STORES = re.compile(
+    r"tt\.(store|atomic_\w+|descriptor_(store|scatter|reduce))")
+_MEMORY = {  # of the interpreter: what it is, the places of its arguments
+    "load": ("load", 0, 2, 1),  # pointers, other, mask
+    "store": ("store", 0, 1, 2),  # pointers, values, mask
+    "atomic_rmw": ("atomic", 1, 2, 3),  # pointers, values, mask
+    "atomic_cas": ("atomic", 0, 1, None),  # pointers, values, no mask
+}
+_TAG = 56  # no address needs the bits from here on
+_ALONE = threading.RLock()  # for what it patches, and its switches, are global
 
 
 def _triton() -> Any:
     """Triton and the private parts used below, in one namespace."""
     triton = need("triton", "it compiles and runs the course's GPU kernels")
     # code_generator keeps for good the parts of triton.language it finds when
-    # first imported: never let that be while interpreted() has patched them.
+    # first imported: never let that be while interpret() has patched them.
     try:
         from triton.backends.nvidia.compiler import get_ptxas
         from triton.compiler import code_generator, compiler
@@ -72,8 +87,11 @@ def _triton() -> Any:
         return SimpleNamespace(
             package=triton, jit=jit, compiler=compiler, get_ptxas=get_ptxas,
             interpreter=interpreter, patch=interpreter._patch_lang,
+            convert=interpreter._implicit_cvt,
+            numpy_type=interpreter._get_np_dtype,
+            patch_tensor=interpreter._patch_lang_tensor,
             generator=code_generator, memory=interpreter._interpreter,
-            types=jit.type_canonicalisation_dict,
+            types=jit.type_canonicalisation_dict, ir=compiler.ir,
             binder=jit.create_function_from_signature,
             environment=jit.get_cache_invalidating_env_vars)
     except (ImportError, AttributeError) as error:
@@ -196,26 +214,33 @@ def bind(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
     Raises TypeError or ValueError where they do not fit the kernel.
     """
     if not is_kernel(kernel):
-        raise TypeError(f"kernel is a {type(kernel).__name__}, not a "
-                        "@triton.jit function made without TRITON_INTERPRET.")
-    backend = _backend(target)
-    parameters = inspect.signature(kernel.fn).parameters
-    known = [*parameters, *vars(backend.parse_options({}))]
+        raise TypeError(f"kernel is of type {type(kernel).__name__}: give the "
+                        "@triton.jit function itself, made without "
+                        "TRITON_INTERPRET.")
+    parameters = kernel.signature.parameters
+    own = {k: v for k, v in meta.items() if k in parameters}
+    options = {k: v for k, v in meta.items() if k not in parameters}
+    try:
+        settings = _backend(target).parse_options(dict(options))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{kernel.__name__} with {options}: {error}.") from None
+    known = [*parameters, *vars(settings)]
     for key in meta.keys() - set(known):
         raise ValueError(f"{kernel.__name__} knows no argument {key!r}; "
                          f"nearest: {_nearest(key, known)}.")
-    own = {k: v for k, v in meta.items() if k in parameters}
     try:
-        bound = inspect.signature(kernel.fn).bind(*args, **own)
+        bound = kernel.signature.bind(*args, **own)
     except TypeError as error:
         raise TypeError(f"{kernel.__name__}: {error}; its parameters are "
                         f"{', '.join(parameters)}.") from None
     bound.apply_defaults()
-    values = {k: v.item() if isinstance(v, Real) and hasattr(v, "item") else v
-              for k, v in bound.arguments.items()}  # NumPy's numbers as ours
-    examples = {k: v if "constexpr" in str(parameters[k].annotation)
-                else _example(k, v) for k, v in values.items()}
-    return values, examples, {k: meta[k] for k in meta if k not in own}
+    values = {
+        k: v.item() if type(v).__module__ == "numpy" and not v.shape else v
+        for k, v in bound.arguments.items()}  # NumPy's numbers as ours
+    examples = {p.name: values[p.name] if p.is_constexpr
+                else _example(p.name, values[p.name]) for p in kernel.params}
+    return values, examples, options
 
 
 def _example(name: str, value: Any) -> Any:
@@ -225,8 +250,8 @@ def _example(name: str, value: Any) -> Any:
     dtype = getattr(value, "dtype", value)
     if str(dtype).rpartition(".")[2] not in triton.types:
         kind = type(value).__name__ if dtype is value else dtype
-        raise TypeError(f"{name} is of type {kind}, which Triton does not "
-                        "take: give a tensor, a torch dtype or a number.")
+        raise TypeError(f"{name} is of type {kind}, which no kernel takes "
+                        "here: give a tensor, a torch dtype or a number.")
     return value if hasattr(value, "data_ptr") else triton.jit.MockTensor(
         dtype, getattr(value, "shape", None))  # at a multiple of 16 bytes
 
@@ -240,7 +265,7 @@ def _backend(target: str) -> Any:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=5, cutoff=0.5)
     return ", ".join(near or names)
 
 
@@ -251,7 +276,8 @@ class Built(Kernel):
     ``rungs`` maps name to Rung, from "python" down to "sass" (disassembled
     from the binary) or "amdgcn" (the compiler's own text); ``.sass``, ...
     are their texts. On AMD ``registers`` are vector registers and ``spills``
-    4 bytes a register; ``ops`` is the arithmetic of the TTIR.
+    4 bytes a register; ``ops`` is the arithmetic of the TTIR. The bytes are
+    those of each whole tensor that the kernel loads from or stores to.
     """
 
     target: str
@@ -270,29 +296,27 @@ def build(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
     """See ``kernels.build``. All rungs come from one compile."""
     triton = _triton()
     values, examples, options = bind(kernel, args, meta, target)
-    backend = _backend(target)
+    backend, here = _backend(target), file_of(kernel.fn)
     binder = triton.binder(kernel.signature, kernel.params, backend)
     bound, special, _ = binder(**examples)
     settings, signature, constants, hints = kernel._pack_args(
         backend, dict(options), bound, special, options)
     work = triton.compiler.ASTSource(kernel, signature, constants, hints)
-    key = ("triton", target, kernel.cache_key, repr(special), repr(settings),
-           repr(triton.environment()), home_of(kernel.fn))
-    made = cached(key, lambda: _compile(work, target, vars(settings)), fresh)
+    with _ALONE:
+        # Triton's own key would miss a helper or a constant that changed.
+        first = _first_ir(work, backend, settings)
+        key = ("triton", target, steady(first), origins.mlir(first, here),
+               home_of(kernel.fn), repr(settings),
+               repr(triton.environment()))
+        made = cached(
+            key, lambda: _compile(work, backend.target, settings, target),
+            fresh)
     rungs = {rung.name: replace(rung, raw=textwrap.dedent(rung.raw))
              for rung in source(kernel.fn)}
     loaded, stored = accesses(made.rungs["ttir"].raw, signature)
     return replace(made, rungs={**rungs, **made.rungs},
                    bytes_read=_bytes(loaded, values),
                    bytes_written=_bytes(stored, values))
-
-
-def ladder(kernel: Any, args: Sequence[Any], target: str,
-           meta: Mapping[str, Any], fresh: bool = False,
-           ) -> tuple[tuple[Rung, ...], Kernel]:
-    """The rungs of ``build``, and the kernel it made."""
-    built = build(kernel, args, meta, target, fresh)
-    return tuple(built.rungs.values()), built
 
 
 def _bytes(names: Iterable[str] | None, values: Mapping[str, Any],
@@ -304,35 +328,30 @@ def _bytes(names: Iterable[str] | None, values: Mapping[str, Any],
                for n in names)
 
 
-def _compile(work: Any, target: str, options: Mapping[str, Any]) -> Built:
-    triton = _triton()
-    knobs = triton.package.knobs
-    times, printed = [], io.StringIO()
-    with contextlib.ExitStack() as stack:
-        for group in (knobs.cache, knobs.compilation, knobs.nvidia):
-            stack.enter_context(group.scope())
-        # An empty cache: a warm one would hide what the compiler does.
-        knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
-        knobs.compilation.store_binary_only = False
-        knobs.compilation.listener = lambda **seen: times.append(seen["times"])
-        knobs.nvidia.dump_ptxas_log = True  # the one way to its -v report
-        stack.enter_context(contextlib.redirect_stdout(printed))
-        made = triton.compiler.compile(
-            work, triton.compiler.GPUTarget(*TARGETS[target]), options)
-    code = made.asm
-    seconds = {key: us / 1e6 for key, us in times[0].lowering_stages}
-    seconds["ttir"] += times[0].ir_initialization / 1e6
-    version = f"triton {triton.package.__version__}"
-    here = file_of(work.fn.fn)
+def _first_ir(work: Any, backend: Any, settings: Any) -> str:
+    """What the kernel and all it calls say today: TTIR before any pass."""
+    ir = _triton().ir
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    return str(work.make_ir(
+        backend.target, settings, backend.get_codegen_implementation(settings),
+        backend.get_module_map(), context))
+
+
+def _compile(work: Any, chip: Any, settings: Any, target: str) -> Built:
+    triton, here = _triton(), file_of(work.fn.fn)
+    made, seconds, log = _run_triton(work, chip, settings)
+    code, version = made.asm, f"triton {triton.package.__version__}"
     rungs = {name: Rung(name, code[stage], language, version, seconds[stage],
                         places(code[stage], here))
              for stage, (name, language, places) in _RUNGS.items()
              if stage in code}
     if "cubin" in code:
         start = time.perf_counter()
-        ptxas = triton.get_ptxas(TARGETS[target][1]).version
-        read = _read_back(code["cubin"], printed.getvalue(), f"ptxas {ptxas}",
-                          here, code["ptx"])
+        ptxas = triton.get_ptxas(chip.arch).version
+        read = _read_back(code["cubin"], log, f"ptxas {ptxas}", here,
+                          code["ptx"])
         rungs["sass"] = Rung("sass", read.sass, "sass", read.tool,
                              seconds["cubin"] + time.perf_counter() - start,
                              read.origins)
@@ -348,20 +367,44 @@ def _compile(work: Any, target: str, options: Mapping[str, Any]) -> Built:
         made.metadata.shared, target=target, rungs=rungs)
 
 
-def reason(error: BaseException) -> str:
-    """Why Triton refuses a kernel, and at which of its lines.
+def _run_triton(work: Any, chip: Any, settings: Any,
+                ) -> tuple[Any, dict[str, float], str]:
+    """What Triton makes, the seconds of each stage, and what it prints."""
+    triton = _triton()
+    knobs, times, printed = triton.package.knobs, [], io.StringIO()
+    with contextlib.ExitStack() as stack:
+        for group in (knobs.cache, knobs.compilation, knobs.nvidia):
+            stack.enter_context(group.scope())
+        # An empty cache: a warm one would hide what the compiler does.
+        knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
+        knobs.compilation.store_binary_only = False
+        knobs.compilation.listener = lambda **seen: times.append(seen["times"])
+        knobs.nvidia.dump_ptxas_log = True  # the one way to its -v report
+        stack.enter_context(contextlib.redirect_stdout(printed))
+        made = triton.compiler.compile(work, chip, vars(settings))
+    seconds = {stage: us / 1e6 for stage, us in times[0].lowering_stages}
+    seconds["ttir"] += times[0].ir_initialization / 1e6
+    return made, seconds, printed.getvalue()
 
-    "" for an error that is not Triton's: its own begins with a place, and
-    that of a helper is in the cause.
+
+def reason(error: BaseException) -> str:
+    """Why Triton or ptxas refuses a kernel, and at which of its lines.
+
+    "" for an error that is not theirs: Triton's begins with a place, and that
+    of a helper is in the cause; ptxas has it among its other words.
     """
     if not hasattr(error, "error_message"):
         return ""
+    if not hasattr(error, "node"):
+        said = re.search(r"(?:error|fatal) +: (.*)", str(error))
+        return said[1] if said else ""
     inner, at = error, getattr(error.node, "lineno", 0)
     while not inner.error_message and hasattr(inner.__cause__,
                                               "error_message"):
         inner = inner.__cause__
+    line = ["", *(error.src or "").splitlines()][at].strip()
     return (f"{inner.error_message or inner.__cause__}, at line {at} of the "
-            f"kernel, {(error.src or '').splitlines()[at - 1].strip()}")
+            f"kernel, {line}")
 
 
 def accesses(ttir: str, signature: Mapping[str, str],
@@ -372,152 +415,178 @@ def accesses(ttir: str, signature: Mapping[str, str],
     tell: a call, a pointer that a branch chooses or a loop exchanges.
     """
     unknown = [None, None]
-    names = [key for key, kind in signature.items() if kind != "constexpr"]
     if re.search(r"\b(tt\.call|scf\.while)\b", ttir):
         return unknown
+    names = [key for key, kind in signature.items() if kind != "constexpr"]
     roots: dict[str, str | None] = {}  # a pointer: the parameter it is from
     loops: dict[int, list[str | None]] = {}  # by indent: roots of the carried
     loaded, stored = set(), set()
-    for line in ttir.splitlines():
-        indent = len(line) - len(line.lstrip())
-        name, count, op, rest = _OPERATION.match(line.strip()).groups()
-        found = [v if "#" in v else v + "#0"
-                 for v in re.findall(r"%[\w.$-]+(?:#\d+)?", rest)]
-        used = [roots.get(v) for v in found]
-        results = [None] * int(count or 1)
+    for indent, op, results, operands in _operations(ttir):
+        used = [roots.get(value) for value in operands]
         if op == "tt.func":
-            if len(found) != len(names):
-                return unknown
-            roots = {v: n for v, n in zip(found, names, strict=True)
-                     if signature[n].startswith("*")}
+            roots = {value: name for value, name in zip(
+                operands, names, strict=True) if signature[name][0] == "*"}
         elif op == "scf.for":  # counter, bounds, then pairs: carried = first
-            loops[indent] = results = used[5::2]
-            roots |= zip(found[4::2], results, strict=True)
-        elif op == "scf.yield" and loops.pop(indent - 2, used) != used:
-            return unknown
-        elif op == "^":
-            roots |= dict.fromkeys(found)
+            loops[indent] = used[5::2]
+            roots |= zip(operands[4::2] + results, 2 * used[5::2],
+                         strict=False)
+        elif op == "scf.yield":  # a loop that carries nothing has none
+            if (loops.pop(indent - 2, None) or used) != used:
+                return unknown
         elif _SAME.fullmatch(op):
-            results = used[:1]
-        if re.search("load|gather|atomic|descriptor_reduce", op):
+            roots[results[0]] = used[0]
+        if _LOADS.fullmatch(op):
             loaded.add(used[0])
-        if re.search("store|scatter|atomic|descriptor_reduce", op):
+        if _STORES.fullmatch(op):
             stored.add(used[0])
-        roots |= {f"{name}#{n}": root for n, root in enumerate(results)}
     return [None if None in some else tuple(n for n in names if n in some)
             for some in (loaded, stored)]
 
 
-@contextlib.contextmanager
-def interpreted(note: Callable[..., None] = lambda *access: None,
-                ) -> Iterator[Callable[[Any], Any]]:
-    """Gives ``interpret``: ``interpret(kernel)[grid](...)`` runs in Python.
+def _operations(ttir: str) -> Iterator[tuple[int, str, list[str], list[str]]]:
+    """(indent, op, its results, its operands) of each line."""
+    for line in ttir.splitlines():
+        name, count, op, rest = _OPERATION.match(line.strip()).groups()
+        yield (len(line) - len(line.lstrip()), op,
+               [f"{name}#{n}" for n in range(int(count or 1))],
+               [value if "#" in value else value + "#0"
+                for value in re.findall(r"%[\w.$-]+(?:#\d+)?", rest)])
+
+
+def interpret(kernel: Any, grid: tuple[int, ...], args: Iterable[Any],
+              note: Callable[..., None]) -> None:
+    """Run ``kernel`` over ``grid`` in Python, on tensors in the CPU's memory.
 
     ``note(kind, program, tensors, addresses, shape, width, line, lane)`` is
     called before each load, store or atomic that has a lane with its mask
     on: which tensor arguments its pointers come from (1 the first, 0 none),
     addresses of those lanes (uint64, row by row), shape of the block, bytes a
-    lane, line of the kernel's source, number of the first such lane. Triton's
-    own switch spoils every later compile; these patches last only as long as
-    the ``with``. Raises what the kernel or ``note`` raises, and ValueError
-    for types that come out wrong: bf16 and fp8.
+    lane, line of the kernel's source, number of the first such lane. Raises
+    what the kernel or ``note`` raises, and ValueError for types that come out
+    wrong: bf16 and fp8.
     """
-    triton = _triton()
-    interpreter, jit = triton.interpreter, triton.jit.JITFunction
-    language, memory = triton.package.language, triton.memory
-    kind_of, running = interpreter._get_np_dtype, []
-    numpy = need("numpy", "the interpreter computes with it")
-    convert, tensors, tag = interpreter._implicit_cvt, [], 56
+    with _ALONE:  # looked up inside: outside they may be another thread's
+        triton = _triton()
+        inner, language = triton.interpreter, triton.package.language
+        builder, partial = inner.interpreter_builder, functools.partial
+        function = functools.cache(partial(_interpreted, inner))
 
-    @functools.cache
-    def interpret(fn: Any) -> Any:
-        # In a copy of its globals: the rewriter leaves its imports behind.
-        copy = FunctionType(fn.__code__, dict(fn.__globals__), fn.__name__,
-                            fn.__defaults__, fn.__closure__)
-        run = interpreter.InterpretedFunction(
-            functools.update_wrapper(copy, fn))
-        run.rewritten_fn = {}  # its own: Triton's outlives the with
-        return run
+        def call(helper: Any, *args: Any, **kwargs: Any) -> Any:
+            return function(helper.fn).rewrite()(*args, **kwargs)
 
-    def start(kernel: Any) -> Any:
-        running[:], tensors[:] = [kernel.fn.__code__], []
-        return interpret(kernel.fn)
+        def seen(kind: str, tensors: list[int], addresses: Any, shape: tuple,
+                 width: int, lane: int) -> None:
+            note(kind, builder.grid_idx, tensors, addresses, shape, width,
+                 _line(kernel.fn.__code__), lane)
 
-    def line() -> int:
-        """Of the kernel's source, 1 its first; 0 if it is not running."""
-        frame, code = sys._getframe(2), running[0]
-        while frame and (frame.f_code.co_filename, frame.f_code.co_name) != (
-                code.co_filename, code.co_name):
-            frame = frame.f_back
-        return frame.f_lineno - code.co_firstlineno + 1 if frame else 0
+        # Triton's own switch spoils every later compile; this is restored.
+        scope = triton.patch(SimpleNamespace(
+            __globals__={"tl": language, "core": language.core}))
+        patch = scope.set_attr
+        try:
+            patch(triton.jit.JITFunction, "__call__", call)
+            patch(inner, "_implicit_cvt", partial(
+                _tagged, triton.convert, itertools.count(1)))
+            patch(inner, "_get_np_dtype", partial(_checked, triton.numpy_type))
+            patch(inner, "_patch_lang_tensor", partial(
+                _indexed, triton.patch_tensor))
+            patch(inner.InterpreterBuilder, "create_dot", staticmethod(
+                partial(_dot, inner.TensorHandle, builder.create_dot)))
+            for name, how in _MEMORY.items():
+                patch(triton.memory, name, _noted(
+                    getattr(triton.memory, name), seen, *how))
+            function(kernel.fn)[grid](*args)
+        except inner.InterpreterError as error:
+            raise (error.__cause__ or error) from None
+        finally:
+            scope.restore()
 
-    def tagged(value: Any) -> Any:
-        # No address needs its top byte: there the number of the argument
-        # goes with whatever is computed from it, also where two share memory.
-        made = convert(value)
-        if hasattr(value, "data_ptr"):
-            tensors.append(value)
-            made.handle.data |= numpy.uint64(len(tensors) << tag)
-        return made
 
-    def checked(kind: Any) -> Any:
-        if re.match("bf16|fp8", str(getattr(kind, "scalar", kind))):
-            raise ValueError(
-                f"The kernel computes in {kind}, in which the interpreter is "
-                "wrong: take the type from a pointer (y_ptr.dtype.element_ty)"
-                ", or launch on a GPU.")
-        return kind_of(kind)
+def _interpreted(inner: Any, fn: Callable) -> Any:
+    """``fn`` as Triton's interpreter has it."""
+    # In a copy of its globals: the rewriter leaves its imports behind, and
+    # looks nowhere else for what a closure holds.
+    names = fn.__globals__ | inspect.getclosurevars(fn).nonlocals
+    copy = FunctionType(fn.__code__, names, fn.__name__, fn.__defaults__,
+                        fn.__closure__)
+    made = inner.InterpretedFunction(functools.update_wrapper(copy, fn))
+    made.rewritten_fn = {}  # its own: Triton's would outlive the launch
+    return made
 
-    def noting(name: str, kind: str, at: int, value: int,
-               mask: int | None) -> None:
-        call = getattr(memory, name)
 
-        def noted(*args: Any) -> Any:
-            tags, where = args[at] >> tag, args[at] & (1 << tag) - 1
-            # For a block pointer Triton gives a memoryview.
-            on = (numpy.ones(where.shape, bool) if mask is None
-                  else numpy.asarray(args[mask], bool))
-            if on.any():
-                note(kind, interpreter.interpreter_builder.grid_idx,
-                     numpy.unique(tags[on]).tolist(), where[on], where.shape,
-                     args[value].dtype.itemsize, line(), int(on.argmax()))
-            return call(*args[:at], where, *args[at + 1:])
+def _line(code: CodeType) -> int:
+    """Of a kernel's source, 1 its first; 0 if it is not running."""
+    frame = sys._getframe(1)
+    while frame and (frame.f_code.co_filename, frame.f_code.co_name) != (
+            code.co_filename, code.co_name):
+        frame = frame.f_back
+    return frame.f_lineno - code.co_firstlineno + 1 if frame else 0
 
-        scope.set_attr(memory, name, noted)
 
-    builder = interpreter.InterpreterBuilder
-    whole_dot = builder.create_dot
+def _tagged(convert: Callable, numbers: Iterator[int], value: Any) -> Any:
+    """An argument as the interpreter has it, an address with its number.
 
-    def dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-        # In pieces too small for BLAS to share among threads, which wait for
-        # each other by spinning: with other work about, 1000 times slower.
-        m, n, k = *d.data.shape[-2:], a.data.shape[-1]
-        rows = math.gcd(m, max(1, 2**18 // (n * k)))
+    In the top byte the number goes with whatever is computed from the
+    address, also where two arguments share memory.
+    """
+    made = convert(value)
+    if hasattr(value, "data_ptr"):
+        made.handle.data |= next(numbers) << _TAG
+    return made
 
-        def cut(handle: Any) -> Any:
-            *batch, high, wide = handle.data.shape
-            return interpreter.TensorHandle(handle.data.reshape(
-                *batch, high // rows, rows, wide), handle.dtype)
 
-        every = interpreter.TensorHandle(b.data[..., None, :, :], b.dtype)
-        made = whole_dot(self, cut(a), every, cut(d), *rest)
-        made.data = made.data.reshape(d.data.shape)
-        return made
+def _indexed(patch: Callable, tensor: type, scope: Any) -> None:
+    """A tensor as Triton patches it, but that NumPy 2.4 counts by, too.
 
-    scope = triton.patch(SimpleNamespace(
-        __globals__={"tl": language, "core": language.core}))
-    scope.set_attr(jit, "__call__", lambda self, *args, **kwargs: (
-        interpret(self.fn).rewrite()(*args, **kwargs)))
-    scope.set_attr(interpreter, "_get_np_dtype", checked)
-    scope.set_attr(interpreter, "_implicit_cvt", tagged)
-    scope.set_attr(builder, "create_dot", dot)
-    noting("load", "load", 0, value=2, mask=1)  # pointers, mask, other
-    noting("store", "store", 0, value=1, mask=2)  # pointers, value, mask
-    noting("atomic_rmw", "atomic", 1, value=2, mask=3)  # operation first
-    noting("atomic_cas", "atomic", 0, value=1, mask=None)
-    try:
-        yield start
-    except interpreter.InterpreterError as error:
-        raise (error.__cause__ or error) from None
-    finally:
-        scope.restore()
+    Triton 3.6 counts by ``int`` of an array, which no longer exists.
+    """
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
+def _checked(numpy_type: Callable, kind: Any) -> Any:
+    """NumPy's type for Triton's ``kind``, if that comes out right."""
+    if re.match("bf16|fp8", str(getattr(kind, "scalar", kind))):
+        raise ValueError(
+            f"The kernel computes in {kind}, in which the interpreter is "
+            "wrong: take the type from a pointer (y_ptr.dtype.element_ty), "
+            "or launch on a GPU.")
+    return numpy_type(kind)
+
+
+def _noted(call: Callable, seen: Callable[..., None], kind: str, at: int,
+           value: int, mask: int | None) -> Callable:
+    """``call``, which reads or writes memory, ``seen`` before it does."""
+    import numpy as np
+
+    def noted(*args: Any) -> Any:
+        tags, addresses = args[at] >> _TAG, args[at] & (1 << _TAG) - 1
+        # For a block pointer Triton gives a memoryview.
+        on = np.asarray(args[mask] if mask else np.ones(tags.shape), bool)
+        if on.any():
+            seen(kind, np.unique(tags[on]).tolist(), addresses[on],
+                 addresses.shape, args[value].dtype.itemsize,
+                 int(on.argmax()))
+        return call(*args[:at], addresses, *args[at + 1:])
+
+    return noted
+
+
+def _dot(handle: Callable, whole: Callable, a: Any, b: Any, d: Any,
+         *rest: Any) -> Any:
+    """a @ b + d, some rows at a time: too few for BLAS to share out.
+
+    Its threads wait for each other by spinning, and with other work about
+    that is 1000 times slower.
+    """
+    import numpy as np
+
+    rows = max(1, 2**18 // (b.data.shape[-2] * b.data.shape[-1]))
+
+    def part(block: Any, first: int) -> Any:
+        return handle(block.data[..., first:first + rows, :], block.dtype)
+
+    parts = [whole(part(a, first), b, part(d, first), *rest)
+             for first in range(0, d.data.shape[-2], rows)]
+    return handle(np.concatenate([part.data for part in parts], -2),
+                  parts[0].dtype)

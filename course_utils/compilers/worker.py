@@ -10,10 +10,12 @@ forked: a fork copies the locks of threads but not the threads.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +38,7 @@ ENVIRONMENT = {  # what must stand before the compiler is imported
               "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH}/inductor"}}
 # What the reader set for these compilers must not change what we show.
 _COMPILERS_READ = re.compile(
-    r"(?!\w*CACHE_DIR$)(TORCH|PYTORCH|TRITON_|XLA_|JAX_|LIBTPU|TPU_|MLIR_)")
+    "TORCH|PYTORCH|TRITON_|XLA_|JAX_|LIBTPU|TPU_|MLIR_")
 
 
 class CompilerError(RuntimeError):
@@ -54,8 +56,8 @@ class _Worker:
         given = {name: value.replace(SCRATCH, self.scratch)
                  for name, value in environment.items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", *["-S"] * sys.flags.no_site, "-m",
-             __name__],
+            [sys.executable, "-P", *["-S"] * sys.flags.no_site, "-c",
+             f"from {__name__} import _serve; _serve()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
             start_new_session=True,  # a stopped cell must not half-stop it
             env={**own, **given, "COURSE_SCRATCH": self.scratch,
@@ -66,12 +68,14 @@ class _Worker:
     def call(self, target: str, args: tuple, timeout: float) -> Any:
         expired = threading.Event()
         timer = threading.Timer(
-            timeout, lambda: (expired.set(), self.process.kill()))
+            timeout, lambda: (expired.set(), self._kill()))
         timer.start()
         try:
-            _send(self.process.stdin, (target, args))
+            _send(self.process.stdin, cloudpickle.dumps((target, args)))
             ok, value = _receive(self.process.stdout)
         except (EOFError, BrokenPipeError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)  # what it ends with is worth telling
             self.stop()
             reason = (f"took longer than {timeout:.0f} s" if expired.is_set()
                       else f"died (exit code {self.process.returncode})")
@@ -90,9 +94,19 @@ class _Worker:
         raise value
 
     def stop(self) -> None:
-        self.process.kill()
+        self._kill()
         self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):  # what it never read
+                pipe.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _kill(self) -> None:
+        """End the worker and whatever it has started, a C++ compiler say."""
+        if hasattr(os, "killpg") and self.process.poll() is None:
+            with contextlib.suppress(OSError):  # it ends at this moment
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # on Windows
 
 
 _workers: dict[tuple, _Worker] = {}
@@ -112,7 +126,9 @@ def call(kind: str, target: str, *args: Any, timeout: float = 300,
     variables = {**ENVIRONMENT[kind], **(environment or {})}
     key = (kind, os.getpid(), *sorted(variables.items()))
     with _lock:
-        if key not in _workers or _workers[key].process.poll() is not None:
+        if key in _workers and _workers[key].process.poll() is not None:
+            _workers.pop(key).stop()  # it died while it had nothing to do
+        if key not in _workers:
             _workers[key] = _Worker(kind, variables)
         return _workers[key].call(target, args, timeout)
 
@@ -124,17 +140,18 @@ def stop() -> None:
         _workers.pop(key).stop()
 
 
-def _send(stream: IO[bytes], message: Any) -> None:
-    data = cloudpickle.dumps(message)
+def _send(stream: IO[bytes], data: bytes) -> None:
     stream.write(len(data).to_bytes(8, "big") + data)
     stream.flush()
 
 
 def _receive(stream: IO[bytes]) -> Any:
+    """One message; EOFError if the other side ended, be it half-way."""
     head = stream.read(8)
-    if len(head) < 8:
+    data = stream.read(size := int.from_bytes(head, "big"))
+    if len(head) < 8 or len(data) < size:
         raise EOFError
-    return cloudpickle.loads(stream.read(int.from_bytes(head, "big")))
+    return cloudpickle.loads(data)
 
 
 def _end_with(parent: int) -> None:
@@ -170,11 +187,7 @@ def _serve() -> None:
         module, _, name = target.partition(":")
         try:
             function = getattr(importlib.import_module(module), name)
-            reply = (True, function(*args))
+            reply = cloudpickle.dumps((True, function(*args)))
         except Exception as error:
-            reply = (False, _portable(error))
+            reply = cloudpickle.dumps((False, _portable(error)))
         _send(outbox, reply)
-
-
-if __name__ == "__main__":
-    _serve()

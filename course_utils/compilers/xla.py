@@ -8,6 +8,7 @@ needs (tested with 0.10.2) are used here and nowhere else. Floor 1.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -18,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from course_utils import chips, host
 from course_utils.compilers import cache, hlo, origins, text, triton, worker
@@ -45,7 +45,8 @@ _CPU_FLAGS = "--xla_cpu_max_isa=AVX2"
 _SLOTS = "final_hlo-static-per-bundle-utilization"
 _LLO_PASSES = f"(original|final_bundles|{_SLOTS})"  # of 70 that libtpu dumps
 _SCHEDULED = "is_scheduled=true"
-_PASS_FILE = re.compile(r"\.(\d{4})\.(.+?)\.after_(.+?)(?:\.before_(.+))?$")
+_PASS_FILE = re.compile(
+    r"module_(\d+)\..*?\.(\d{4})\.(.+?)\.after_(.+?)(?:\.before_.+)?$")
 
 
 def compile(fn: Callable, args: tuple, target: str,
@@ -60,33 +61,37 @@ def compile(fn: Callable, args: tuple, target: str,
         raise missing
     front = _lower(fn, args, target, donate)
     module = next(rung for rung in front if rung.name == "stablehlo")
+    options = _jit_of(fn)[1].compiler_options_kvs
     done = cache.cached(
-        ("xla", target, text.steady(module.raw), module.origins, home_of(fn)),
+        ("xla", target, text.steady(module.raw), module.origins, home_of(fn),
+         options),
         lambda: worker.call(
             "xla", f"{__name__}:_compile", module.raw, target, file_of(fn),
-            environment=_environment(target)), fresh)
+            dict(options), environment=_environment(target)), fresh)
     return replace(done, rungs=front + done.rungs)
 
 
 def lacking(target: str) -> Missing | None:
     """What this machine lacks of the compiler for ``target``, if anything."""
-    plugin = next(filter(None, (
-        host.version(f"jax-cuda{n}-plugin") for n in (13, 12))), "")
-    for lacks, *missing in (
-            (not host.version("jax"), "jax", "it compiles JAX functions",
-             "Run: pip install jax"),
-            (target in TPU_TOPOLOGIES and not host.version("libtpu"),
-             "libtpu", f"it holds the compiler for {target}",
-             "Run: pip install libtpu (Linux x86-64 only)"),
-            (target in GPUS and not plugin, "The CUDA plugin of jax",
-             f"it holds XLA's compiler for {target}",
-             "Run: pip install jax-cuda13-plugin (Linux only)"),
-            (target in GPUS and plugin.startswith(_NEEDS_THE_CHIP),
-             "A newer CUDA plugin of jax", f"version {plugin} compiles for "
-             f"{target} only where that chip is", "Run, except on Colab: pip "
-             "install --upgrade jax jax-cuda13-plugin")):
-        if lacks:
-            return Missing(*missing)
+    if not host.version("jax"):
+        return Missing("jax", "it compiles JAX functions",
+                       "Run: pip install jax")
+    if target in TPU_TOPOLOGIES and not host.version("libtpu"):
+        return Missing("libtpu", f"it holds the compiler for {target}",
+                       "Run: pip install libtpu (Linux x86-64 only)")
+    if target not in GPUS:
+        return None
+    plugin = (host.version("jax-cuda13-plugin")
+              or host.version("jax-cuda12-plugin"))
+    if not plugin:
+        return Missing("The CUDA plugin of jax",
+                       f"it holds XLA's compiler for {target}",
+                       "Run: pip install jax-cuda13-plugin (Linux only)")
+    if plugin.startswith(_NEEDS_THE_CHIP):
+        return Missing("A newer CUDA plugin of jax",
+                       f"version {plugin} compiles for {target} only where "
+                       "that chip is", "Run, except on Colab: pip install "
+                       "--upgrade jax jax-cuda13-plugin")
     return None
 
 
@@ -106,29 +111,28 @@ def _lower(fn: Callable, args: tuple, target: str, donate: tuple[int, ...]
            ) -> tuple[Rung, ...]:
     import jax
 
-    kind = "cpu" if target == "cpu" else (
-        "cuda" if target in GPUS else "tpu")
-    clock, here, rungs = time.perf_counter, file_of(fn), list(source(fn))
-
-    def add(name: str, made: str, language: str, start: float,
-            places: Callable[[str, str], origins.Origins]) -> None:
-        seconds = clock() - start
-        rungs.append(Rung(name, made, language, f"jax {jax.__version__}",
-                          seconds, places(made, here)))
-
-    start = clock()
+    platform = ("cpu" if target == "cpu" else
+                "cuda" if target in GPUS else "tpu")
+    here, tool = file_of(fn), f"jax {jax.__version__}"
+    clock = [time.perf_counter()]
     traced = _jitted(fn, donate).trace(*args)
     # Without colours: a page has its own.
-    add("jaxpr", traced.jaxpr.pretty_print(use_color=False), "jaxpr", start,
-        functools.partial(_places, traced.jaxpr))
-    start = clock()
-    lowered = traced.lower(lowering_platforms=(kind,))
-    add("stablehlo", lowered.as_text(debug_info=True), "mlir", start,
-        origins.mlir)
-    start = clock()
-    add("hlo", lowered.as_text(dialect="hlo", debug_info=True), "hlo", start,
-        origins.hlo)
-    return tuple(rungs)
+    jaxpr = traced.jaxpr.pretty_print(use_color=False)
+    clock.append(time.perf_counter())
+    lowered = traced.lower(lowering_platforms=(platform,))
+    stablehlo = lowered.as_text(debug_info=True)
+    clock.append(time.perf_counter())
+    module = lowered.as_text(dialect="hlo", debug_info=True)
+    clock.append(time.perf_counter())
+    seconds = [end - start for start, end in itertools.pairwise(clock)]
+    return (
+        *source(fn),
+        Rung("jaxpr", jaxpr, "jaxpr", tool, seconds[0],
+             _places(traced.jaxpr, here)),
+        Rung("stablehlo", stablehlo, "mlir", tool, seconds[1],
+             origins.mlir(stablehlo, here)),
+        Rung("hlo", module, "hlo", tool, seconds[2],
+             origins.hlo(module, here)))
 
 
 def gradient(fn: Callable, numbers: Sequence[int] | None) -> Callable:
@@ -139,76 +143,76 @@ def gradient(fn: Callable, numbers: Sequence[int] | None) -> Callable:
     import jax
     import jax.numpy as jnp
 
-    inner, static = _without_jit(fn)
+    inner, options = _jit_of(fn)
+    static = options.static_argnums
 
-    @functools.wraps(fn)
+    @functools.wraps(inner)
     def with_gradient(*values: Any) -> Any:
         chosen = [n for n in range(len(values)) if n not in static
                   ] if numbers is None else numbers
 
         def of(*given: Any) -> Any:
-            return inner(*({**dict(enumerate(values)), **dict(zip(
-                chosen, given, strict=True))}.values()))
+            whole = {**dict(enumerate(values)),
+                     **dict(zip(chosen, given, strict=True))}
+            return inner(*whole.values())
 
         out, pull = jax.vjp(of, *(values[n] for n in chosen))
         return out, pull(jax.tree.map(jnp.ones_like, out))
 
-    return jax.jit(with_gradient, static_argnums=static) if static else (
-        with_gradient)
+    return jax.jit(with_gradient, static_argnums=static, compiler_options=dict(
+        options.compiler_options_kvs))
 
 
-def _without_jit(fn: Any) -> tuple[Callable, tuple[int, ...]]:
-    """What the reader's own jit wraps, and its static arguments."""
-    own = getattr(fn, "_jit_info", None)
-    return (fn._fun, own.static_argnums) if own else (fn, ())
+def _jit_of(fn: Callable) -> tuple[Callable, Any]:
+    """What the reader's own jit wraps and its options; else ``fn`` and none.
+
+    Told by the type: grad, vmap and functools.wraps copy its attributes.
+    """
+    import jax
+
+    own = fn if isinstance(fn, type(jax.jit(len))) else jax.jit(fn)
+    return own._fun, own._jit_info
 
 
 def _jitted(fn: Any, donate: tuple[int, ...]) -> Any:
-    """A jit of ``fn`` that has traced nothing.
+    """A jit of ``fn`` that has traced nothing, with the reader's options.
 
     JAX keeps the trace of a function it has seen, though a helper or a value
-    that the function uses may have changed. The reader's own jit keeps its
-    options.
+    that the function uses may have changed.
     """
-    import jax
     from jax._src import pjit, util
 
-    inner, static = _without_jit(fn)
+    inner, options = _jit_of(fn)
+    if donate:
+        options = options._replace(donate_argnums=donate)
 
     @functools.wraps(inner, updated=())
     def anew(*args: Any) -> Any:
         return inner(*args)
 
     anew.__name__ = util.fun_name(inner)
-    if inner is not fn and not donate:
-        return pjit._cpp_pjit(anew, fn._jit_info)
-    return jax.jit(anew, donate_argnums=donate, static_argnums=static)
+    return pjit._cpp_pjit(anew, options)
 
 
-def _places(jaxpr: Any, plain: str, here: str) -> origins.Origins:
-    """The origins of a printed jaxpr, which is printed once more for them."""
-    from jax._src import source_info_util
-
-    def line(source: Any, *_: Any) -> str:
-        frames = source.traceback.frames if source.traceback else ()
-        return str(max(0, origins.first(
-            ((f.file_name, f.line_num) for f in frames), here)))
-
-    with mock.patch.object(source_info_util, "summarize", line):
-        found = origins.jaxpr(jaxpr.pretty_print(
-            use_color=False, source_info=True))
-    return found if len(found) == len(plain.splitlines()) else ()
+def _places(jaxpr: Any, here: str) -> origins.Origins:
+    """The origins of a jaxpr, of which JAX tells the innermost frame alone."""
+    noted = jaxpr.pretty_print(use_color=False, source_info=True)
+    return origins.jaxpr(re.sub(
+        rf" # {re.escape(here)}:(\d+)\b.*", r" # \1", noted))
 
 
 # In the worker: from StableHLO to machine code.
 
-def _compile(module: str, target: str, here: str) -> Compiled:
+def _compile(module: str, target: str, here: str, options: dict[str, Any],
+             ) -> Compiled:
     """Compile StableHLO text. Runs in the worker; called by ``compile``."""
     folder, llo = (Path(os.environ["COURSE_SCRATCH"], name)
                    for name in ("xla", "llo"))
     try:
         start = time.perf_counter()
-        executable = _run_xla(module, _devices(target), folder)
+        executable = _run_xla(module, _devices(target), {
+            **options, "xla_dump_to": str(folder),
+            "xla_dump_hlo_pass_re": ".*", "xla_dump_disable_metadata": True})
         return _collect(executable, target, folder, llo, here,
                         time.perf_counter() - start)
     finally:
@@ -230,7 +234,7 @@ def _devices(target: str) -> list:
         platform="tpu", topology_name=TPU_TOPOLOGIES[target]).devices
 
 
-def _run_xla(module: str, devices: list, folder: Path) -> Any:
+def _run_xla(module: str, devices: list, options: dict[str, Any]) -> Any:
     from jax._src import compiler
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
@@ -243,17 +247,14 @@ def _run_xla(module: str, devices: list, folder: Path) -> Any:
             f"the arguments are sharded over {partitions} devices, and this "
             f"topology has {len(devices)}: use a smaller mesh.")
     chosen = tuple(devices[:partitions])
-    options = compiler.get_compile_options(
+    settings = compiler.get_compile_options(
         num_replicas=1, num_partitions=partitions,
         device_assignment=[[device.id for device in chosen]],
-        backend=None,
-        env_options_overrides={"xla_dump_to": str(folder),
-                               "xla_dump_hlo_pass_re": ".*",
-                               "xla_dump_disable_metadata": True})
+        backend=None, env_options_overrides=options)
     with mlir.make_ir_context():
         return compiler.backend_compile_and_load(
             chosen[0].client, ir.Module.parse(module),
-            _jax.DeviceList(chosen), options, [])
+            _jax.DeviceList(chosen), settings, [])
 
 
 def _gpu_target_config(target: str) -> str:
@@ -288,34 +289,39 @@ def _gpu_target_config(target: str) -> str:
 
 def _collect(executable: Any, target: str, folder: Path, llo: Path,
              here: str, seconds: float) -> Compiled:
-    optimized = executable.hlo_modules()[0].to_string()
-    tool, lines = _tool(target), origins.hlo(optimized, here)
-    code = _cpu_code(folder) if target == "cpu" else []
-    kernels = hlo.kernels(optimized, set(re.findall(  # what it emitted itself
-        r'^define .*@"?([\w.-]+)"?\(', code[0].raw, re.M)) if code else None)
-    names, used = [_symbol(kernel.name) for kernel in kernels], {}
+    module = executable.hlo_modules()[0].to_string()
+    tool, lines, used = _tool(target), origins.hlo(module, here), {}
+    if target == "cpu":
+        code = _cpu_code(folder)
+        kernels = hlo.kernels(module, generated={*re.findall(
+            r'^define .*@"?([\w.-]+)"?\(', code[0].raw, re.M)})
+    else:
+        kernels = hlo.kernels(module)
+    symbols = [_symbol(kernel.name) for kernel in kernels]
     if target in GPUS:
-        code, used = _gpu_code(folder, target, names)
-    elif target != "cpu":
+        code, used = _gpu_code(folder, target, symbols)
+    elif target in TPU_TOPOLOGIES:
         code, used = _tpu_code(llo, tool), _tpu_slots(llo)
-    kernels = tuple(replace(kernel, **used.get(name, {}))
-                    for kernel, name in zip(kernels, names, strict=True))
-    if calls := hlo.library_calls(optimized, kernels):
+    kernels = tuple(replace(kernel, **used.get(symbol, {}))
+                    for kernel, symbol in zip(kernels, symbols, strict=True))
+    if calls := hlo.library_calls(module, kernels):
         code.append(Rung("library", calls, "hlo", tool, 0.0))
+
     # Code has no places of its own: where it names a kernel, the kernel's.
-    heads = [re.match(r" +(?:ROOT )?%?([\w.-]+) = ", row)
-             for row in optimized.splitlines()]
-    made = {_symbol(head[1]): line
-            for head, line in zip(heads, lines, strict=True)
-            if head and line and _symbol(head[1]) in names}
-    rungs = [Rung("hlo-optimized", optimized, "hlo", tool, seconds, lines),
+    rows = (re.match(r" +(?:ROOT )?%?([\w.-]+) = ", row)
+            for row in module.splitlines())
+    starts = {_symbol(row[1]): line for row, line in
+              zip(rows, lines, strict=True) if row and line}
+    made = {name: starts[name] for name in symbols if name in starts}
+    rungs = [Rung("hlo-optimized", module, "hlo", tool, seconds, lines),
              *(replace(rung, origins=origins.named(rung.raw, made))
                for rung in code)]
+
     stats = executable.get_compiled_memory_stats()
     assigned, lives = ("".join(_read(folder, f"*{name}.txt")[:1])
                        for name in ("buffer-assignment", "live-range"))
     return Compiled(
-        tuple(rungs), _passes(folder), kernels,
+        tuple(rungs), _passes(folder, module), kernels,
         hlo.buffers(assigned, lives or assigned),  # jax 0.7: in one file
         {name: getattr(stats, f"{name}_size_in_bytes")
          for name in ("argument", "output", "alias", "temp")})
@@ -336,16 +342,21 @@ def _read(folder: Path, pattern: str) -> list[str]:
     return [file.read_text() for file in sorted(folder.glob(pattern))]
 
 
-def _passes(folder: Path) -> tuple[Pass, ...]:
-    """Every pass that XLA dumped, in order, marked where it changed HLO."""
-    found = {}
-    for file in folder.glob("*.txt"):
-        if match := _PASS_FILE.search(file.stem):
-            found[int(match.group(1))] = (*match.groups()[1:3], file)
-    passes, before = [], ""
-    for number in sorted(found):
-        pipeline, name, file = found[number]
-        after = text.canonical(file.read_text())
+def _passes(folder: Path, module: str) -> tuple[Pass, ...]:
+    """Every pass over ``module`` that XLA dumped, marked where it changed it.
+
+    XLA may go on with a clone of the module, whose passes it numbers anew;
+    modules of other names are single kernels'.
+    """
+    found = sorted(
+        (int(match[1]), int(match[2]), match[3], match[4], file.read_text())
+        for file in folder.glob("*.txt")
+        if (match := _PASS_FILE.match(file.stem)))
+    head, passes, before = module.partition(",")[0], [], ""
+    for _, _, pipeline, name, made in found:
+        if made.partition(",")[0] != head:
+            continue
+        after = text.canonical(made)
         if _SCHEDULED in after and before and _SCHEDULED not in before:
             name = "scheduling"  # it happens between two pipelines
         passes.append(Pass(name, pipeline, after,
@@ -377,14 +388,17 @@ def _cpu_code(folder: Path) -> list[Rung]:
 
 def _gpu_code(folder: Path, target: str, names: list[str]
               ) -> tuple[list[Rung], dict[str, dict[str, int]]]:
-    """LLVM IR, PTX and SASS, and what each kernel uses by its name.
+    """LLVM IR, PTX and SASS, and what each of ``names`` uses.
 
     Kernels stand in the order of ``names``: XLA's own, by threads, varies.
     """
-    def place(code: str) -> int:
+    launched = _launched(folder)
+    order = [launched.get(name, name) for name in names]
+
+    def place(code: str) -> tuple[int, str]:
         defined = re.findall(r"(?:\.entry |define [^@]*@)(\w+)", code)
-        return min((names.index(name) for name in defined if name in names),
-                   default=len(names))
+        return min((order.index(name) for name in defined if name in order),
+                   default=len(order)), code
 
     ptx = sorted((code for code in _read(folder, "*.ptx") if ".entry" in code),
                  key=place)
@@ -397,7 +411,23 @@ def _gpu_code(folder: Path, target: str, names: list[str]
         machine, used = sass(ptx)
     except Missing as missing:  # triton brings ptxas
         return [*rungs, absent("sass", missing)], {}
-    return [*rungs, machine], used
+    return [*rungs, machine], {
+        name: used[kernel] for name, kernel in zip(names, order, strict=True)
+        if kernel in used}
+
+
+def _launched(folder: Path) -> dict[str, str]:
+    """The kernel of each operation that launches one: two may share it."""
+    operations, kernels = ("".join(_read(folder, f"*thunk_{name}.txt"))
+                           for name in ("metadata", "sequence"))
+    by_number = dict(re.findall(
+        r"^ *0*(\d+): k\w*Kernel +\[.*?\] (\w+) grid", kernels, re.M))
+    found: dict[str, set[str]] = {}
+    for name, number in re.findall(
+            r'profile_annotation: "(.*)"\s+thunk_id: (\d+)', operations):
+        if number in by_number:
+            found.setdefault(_symbol(name), set()).add(by_number[number])
+    return {name: its.pop() for name, its in found.items() if len(its) == 1}
 
 
 def sass(ptx: list[str]) -> tuple[Rung, dict[str, dict[str, int]]]:
@@ -445,7 +475,8 @@ def _tpu_code(folder: Path, tool: str) -> list[Rung]:
     for name, label in (("llo", "original"), ("bundles", "final_bundles")):
         files = [file for file in folder.glob(f"*-{label}.txt")
                  if "schedule-analysis" not in file.name]
-        files.sort(key=lambda file: -file.stat().st_size)
+        files.sort(key=lambda file: (-file.stat().st_size,
+                                     _program(file, label)))
         parts = [f"// {_program(file, label)}\n{file.read_text()}"
                  for file in files]
         if parts:
