@@ -123,10 +123,12 @@ def test_the_right_answer_is_taken(number, right):
 
 @pytest.mark.parametrize("number, answer, word", [
     ("2.6", 6, "Values do not count"), ("2.6", 5, "in value only"),
-    ("2.6", 3, "np.float32"), ("2.5", 2, "how many operations"),
+    ("2.6", 3, "np.float32"), ("2.6", 2, "the type does too"),
+    ("2.5", 2, "how many operations"),
     ("2.5", 1, "number of products"), ("2.5", 8, "limit"),
     ("2.5", 14, "the products"), ("2.8", (4, 12), "first"),
-    ("2.8", (16, 4), "counted twice"), ("2.8", (12, 0), "x itself"),
+    ("2.8", (16, 4), "counted twice"), ("2.8", (8, 4), "One too few"),
+    ("2.8", (12, 0), "x itself"),
     ("2.8", (8, 0), "input counts"), ("2.8", (12, 12), "made again"),
     ("2.8", (48, 16), "takes 4 MiB"), ("2.9", 42, "still less"),
     ("2.9", 42.5, "whole"), ("2.9", 19, "once more"),

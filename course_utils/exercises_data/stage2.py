@@ -210,7 +210,10 @@ def powers_made() -> int:
             "Two of them differ in value only, twice over."),
            (lambda right: right - 1,
             "Is np.float32(2) the same to JAX as 2.0? Think of what each "
-            "becomes beside a bf16 array.")),
+            "becomes beside a bf16 array."),
+           (lambda right: right - 2,
+            "Shape is not all that counts: the type does too, and whether "
+            "that type is weak.")),
 )
 def traces_made() -> int:
     """How often is f traced, for the six arguments jnp.ones(3), jnp.zeros(3),
@@ -278,6 +281,9 @@ def whole_arrays() -> tuple[tuple[int, int], tuple[int, int]]:
            (lambda right: (right[0] + 4, right[1]),
             "Is one matrix counted twice? The result of exp is the input of "
             "log1p."),
+           (lambda right: (right[0] - 4, right[1]),
+            "One too few for eager: x, the exponential and the tanh all "
+            "wait."),
            (lambda right: (right[0], 0),
             "The backward must begin from something: x itself is saved."),
            (lambda right: (right[0] - 4, right[1] - 4),

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from course_utils.exercises_data.register import (
-    DOUBLE,
     ELEMENTS,
     MEBI,
     MEGA,
@@ -54,10 +53,13 @@ def eager_bytes() -> int:
         "what comes after the product, too. The passes with fusion in their "
         "names found nothing left to do.",
     wrong=((lambda right: "fusion", "That is the CPU's. Ask for the H100's."),
+           (lambda right: "fusion-wrapper",
+            "That is the CPU's, for operations left alone. Ask for the "
+            "H100's."),
            (lambda right: "priority-fusion",
             "On the H100 it ran and changed nothing here."),
            (lambda right: "dot-library-rewriter",
-            "That is the CPU's, and it calls a library. Ask for the H100.")),
+            "That is the CPU's, and it calls a library. Ask for the H100's.")),
 )
 def fusing_pass() -> str:
     """Which pass made product, addition and ReLU one kernel on the H100?"""
@@ -81,7 +83,8 @@ def fusing_pass() -> str:
            "multiply-add."),
     why="2 x 4 results of 3 multiply-adds each, and so small a product is "
         "still written out.",
-    wrong=((lambda right: 2 * right, "Those are FLOPs."),
+    wrong=((lambda right: 2 * right,
+            "Those are FLOPs: a multiply-add is two, and one instruction."),
            (lambda right: right // 3,
             "Those are the results; each is a sum of three products."),
            (lambda right: 0,
@@ -105,7 +108,14 @@ def emitted() -> int:
            "Divide by what one instruction does: 64 x 128 x 16."),
     why="128 x 128 x 1024 multiply-adds at 64 x 128 x 16 an instruction. "
         "Fewer stand in the code, because the loop over K runs many times.",
-    wrong=(DOUBLE,
+    wrong=((lambda right: right * 2,
+            "Twice too many: 64 x 128 x 16 are multiply-adds, not FLOPs, and "
+            "so is what the tile needs."),
+           (lambda right: right * 64,
+            "That is for all of Y; one instance makes one of its 64 tiles."),
+           (lambda right: right / 8,
+            "That is how often the loop over K runs; each turn executes "
+            "several."),
            (lambda right: right / 2,
             "The tile has 128 rows, and one instruction does 64."),
            (lambda right: right / 16,
@@ -270,10 +280,10 @@ def own_product() -> Callable[..., Any]:
             "inside."),
            (lambda right: right - 512 * 1024 * 2,
             "That is what its kernel reads. It also writes."),
-           ELEMENTS),
+           ELEMENTS, MEGA, MEBI),
 )
 def without_dx() -> int:
-    """How many bytes less do the kernels of step read and write on a TPU
+    """How many fewer bytes do the kernels of step read and write on a TPU
     v5e, operands counted wherever they lie, if it returns no dx?"""
     import jax
 
