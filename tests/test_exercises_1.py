@@ -84,6 +84,8 @@ def test_blank_is_quiet(number):
     ("1.3", 6 * 12_879_925_248, "one token's"),
     ("1.4", 32768, "8D"), ("1.4", 24576, "6D"), (
         "1.4", 53248, "both QK^T and AV"),
+    ("1.4", 106_496, "no cheaper"), ("1.4", 26_112, "70B"),
+    ("1.4", 19_456, "three matrices"),
     ("1.4", 6.5, "units of D"), ("1.4", 29696, "8 heads, not 32"),
     ("1.4", 26_625, "Close"), ("1.3", 6 * 14e21, "too high"),
     ("1.3", 6 * 46.7e21, "all the parameters"), ("1.1", 4.5, "whole number"),

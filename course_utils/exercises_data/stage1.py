@@ -114,6 +114,12 @@ def mixtral_training_flops() -> float:
             "This one has three."),
            (lambda right: 2 * right, "Twice too much: count both QK^T and "
             "AV, and give no causal discount."),
+           (lambda right: 4 * right, "QK^T and AV are no cheaper with fewer "
+            "heads of keys: each query still meets every key."),
+           (lambda right: 6.375 * 4096, "That is Llama 3 70B, whose MLP is "
+            "narrower beside its D."),
+           (lambda right: (2.5 * 4096 + 2 * 14336) / 2, "A gated MLP has "
+            "three matrices, not two."),
            (lambda right: right / 4096, "That is in units of D: multiply by "
             "4096."),
            (lambda right: 7.25 * 4096, "Keys and values have 8 heads, not 32: "
