@@ -508,8 +508,8 @@ WRITES = {  # fn, arguments after x[1000,64], rows, adds
         ["i", "y"], 100, 1),
     "torch index add": (lambda x, i, y: x.index_add_(
         0, i, y.expand(100, 64)), ["i", "y"], 100, 1),
-    "torch index maxima": (lambda x, i, y: x.index_reduce_(
-        0, i, y.expand(100, 64), "amax"), ["i", "y"], 100, 1),
+    "torch index add, scaled": (lambda x, i, y: x.index_add_(
+        0, i, y.expand(100, 64), alpha=3), ["i", "y"], 100, 2),
     "torch index copy": (lambda x, i, y: x.index_copy_(
         0, i, y.expand(100, 64)), ["i", "y"], 100, 0),
     "torch index fill": (lambda x, i: x.index_fill_(0, i, 0.), ["i"], 100, 0),

@@ -181,16 +181,6 @@ CASES = {  # fn, shapes, products in FLOPs
         [A], 3 * P),
     "while, of floats": (while_(lambda t: t < 1., lambda t: t + .25, 0.),
                          [A], 4 * P),
-    "while, long": (while_(lambda t: t < 20_000., lambda t: t + 1., 0.),
-                    [A], 20_000 * P),
-    "while, of numbers by a function and a branch": (
-        while_(jax.jit(lambda i: i < 10), lambda i: lax.select(
-            i < 5, jnp.clip(i, 0, 9) + 1, i + 5)), [A], 6 * P),
-    "while, of a list": (while_(
-        lambda t: jnp.linalg.norm(t) < 9, lambda t: 2 * t, jnp.ones(3)),
-        [A], 3 * P),
-    "while, printing": (while_(lambda i: i < 3, lambda i: (
-        jax.debug.print("{}", i), i + 1)[1]), [A], 3 * P),
     "while in a scan": (scanned(3, while_(
         lambda i: i < 10, lambda i: i + 1)), [A], 30 * P),
     "while in a while": (while_(lambda i: i < 4, lambda i: i + 1, f=while_(
@@ -373,8 +363,8 @@ def test_the_test_of_a_loop_runs_once_more_than_its_body():
 
 def test_repeats_are_of_every_loop_around():
     cost = count(CASES["scan in a scan"][0], A)
-    assert {(op.repeats, op.matmul, op.path) for op in cost.ops if op.matmul
-            } == {(15, 15 * P, "scan/scan")}
+    assert {(op.repeats, op.matmul) for op in cost.ops if op.matmul} == {
+        (15, 15 * P)}
 
 
 # --- what is no product -----------------------------------------------------
@@ -682,34 +672,6 @@ def test_what_a_loop_carries_for_nobody_is_not_counted():
     assert count(chain, A).matmul == 10 * P
 
 
-def test_numbers_come_through_calls_beside_many_arrays():
-    def loop(n, *weights):  # of n alone, not of every array, at every depth
-        return lax.while_loop(lambda c: c[0] < n, lambda c: (
-            c[0] + 1, sum(c[1] @ w for w in weights)), (0, weights[0]))[1]
-
-    for _ in range(6):
-        loop = jax.jit(lambda n, *weights, loop=loop: loop(n + 1, *weights))
-    cost = count(lambda *weights: loop(jnp.int32(1), *weights), *[A] * 9)
-    assert cost.matmul == 7 * 9 * P and not cost.unknown
-
-
-@pytest.mark.parametrize("around", [
-    jax.jit, jax.checkpoint, lambda f: jax.vmap(jax.jit(f)),
-    lambda f: lambda a: lax.scan(f, a, None, 1)[0]])
-def test_a_function_that_changed_is_counted_as_it_is_now(around):
-    """A reader runs the cell of a helper again, not that of its caller."""
-    names = {}
-
-    def caller(a, *scanned):
-        return (names["helper"](a), None) if scanned else names["helper"](a)
-
-    fn = around(caller)
-    for names["helper"], products in (square, 1), (twice, 2):
-        assert count(fn, (3, 32, 32)).matmul == 3 * products * P
-        compared = flops.compare(fn, spec(3, 32, 32))["flops"]
-        assert min(compared) >= 3 * products * P
-
-
 def ran(i):
     raise AssertionError("a callback ran")
 
@@ -736,10 +698,12 @@ def in_pallas(x):
     (in_pallas, [(64, 32)], "65,536 FLOPs; the loop runs 2 times"),
     (over_one(lambda x, i: lax.fori_loop(
         0, lax.axis_index(i) + 1, lambda i, c: c @ c, x)), [A], "65,536"),
-    (while_(lambda i: i < 2e6, lambda i: i + 1), [A], "more than 100,000"),
+    (while_(lambda i: i < 20_000, lambda i: i + 1), [A], "more than 10,000"),
     (lambda n, a: scanned(6, lambda a: lax.fori_loop(
         0, n, lambda i, c: c @ c, a))(a), [spec(dtype="int32"), A],
-     "65,536 FLOPs; the loop runs 6 times")])
+     "65,536 FLOPs; the loop runs 6 times"),
+    (lambda n, a: [lax.fori_loop(0, n, lambda i, c: c @ c, a)
+                   for _ in "12"], [spec(dtype="int32"), A], "2 times")])
 def test_loops_that_cannot_be_followed_are_told_and_not_run(
         fn, shapes, words):
     with pytest.warns(UserWarning, match="trips not known") as said:

@@ -771,6 +771,99 @@ def test_a_gradient_of_what_is_no_argument_is_refused():
         assert w.grad is grad
 
 
+@pytest.mark.parametrize("made", [
+    lambda w: w.T, lambda w: w * 2, lambda w: (w * 2).exp() + w])
+def test_so_is_one_of_what_was_made_from_it_before(made):
+    w = torch.ones(8, 8, requires_grad=True)
+    y = made(w)
+    y.retain_grad()
+    with pytest.raises(ValueError, match="that is no argument"):
+        flops.count(lambda x: (x @ y).sum().backward(), meta(4, 8))
+    assert w.grad is None and y.grad is None
+
+
+def test_autocast_keeps_no_weight_of_a_count():
+    w, x = torch.ones(8, 8, requires_grad=True), torch.ones(4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert type(x @ w) is torch.Tensor
+        assert flops.count(lambda x: x @ w, x).matmul == 512
+        assert (x @ w).float().sum() == 4 * 8 * 8
+
+
+def test_an_optimizer_in_a_closure_is_refused():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    model(torch.ones(4, 8)).sum().backward()
+    with pytest.raises(ValueError, match="closes over an optimizer: pass it"):
+        flops.count(step, torch.ones(4, 8))
+    assert (model.weight.grad == 4).all()
+
+
+head = nn.Linear(8, 100)  # a global, beside an attribute of that name
+
+
+def test_an_attribute_is_no_global():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 8)
+
+    cost = flops.count(lambda net, x: net.head(x), Net(), meta(4, 8))
+    assert cost.params == 72
+    assert flops.count(lambda x: head(x), meta(4, 8)).params == 900
+
+
+def test_another_thread_has_its_own_branch_of_torch_cond():
+    found = []
+
+    def other():
+        found.append(torch.cond(
+            torch.tensor(False), lambda x: x + 1, lambda x: x - 1,
+            (torch.ones(2),)))
+
+    def fn(x):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return x @ x
+
+    assert flops.count(fn, meta(8, 8)).matmul == 1024
+    assert torch.equal(found[0], torch.zeros(2))
+
+
+def test_a_count_that_its_own_function_waits_for_is_told(monkeypatch):
+    from course_utils.flops import _torch
+
+    said, one = [], _torch._ONE
+
+    class Impatient:
+        acquire = staticmethod(lambda timeout: one.acquire(timeout=0.1))
+        release = staticmethod(one.release)
+
+    monkeypatch.setattr(_torch, "_ONE", Impatient)
+
+    def inner():
+        try:
+            flops.count(torch.relu, meta(4))
+        except ValueError as error:
+            said.append(str(error))
+
+    def fn(x):
+        thread = threading.Thread(target=inner)
+        thread.start()
+        thread.join()
+        return x @ x
+
+    assert flops.count(fn, meta(8, 8)).matmul == 1024
+    assert "another thread has been counting" in said[0]
+
+
 def test_other_threads_count_and_run_modules_meanwhile():
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))
     alone = flops.count(model, meta(4, 8), wrt="params")

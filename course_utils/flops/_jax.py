@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -17,32 +14,29 @@ from jax.interpreters import partial_eval
 
 from course_utils.flops import _rules as rules
 
-_PLAIN_CALLS = frozenset(
-    "jit pjit closed_call core_call remat checkpoint remat2 custom_jvp_call "
-    "custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call composite".split())
-_CALLS = _PLAIN_CALLS | frozenset(
-    "pallas_call xla_pmap scan shard_map custom_linear_solve while cond"
-    .split())
+_CALLS = frozenset("jit pjit closed_call core_call remat checkpoint remat2 "
+                   "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
+                   "custom_vmap_call composite pallas_call xla_pmap scan "
+                   "shard_map custom_linear_solve while cond".split())
 _ONES = "cotangent_of_ones"
-_MOST_TRIPS = 100_000  # of a while whose test has to be run to count them
+_MOST_TRIPS = 10_000  # of a while whose test has to be run to count them
+_MOST = f"more than {_MOST_TRIPS:,}"
 # What a gradient turned around may pass through before it meets a product.
 _SAME = frozenset("rev reshape transpose squeeze expand_dims copy "
                   "broadcast_in_dim convert_element_type".split())
-# JAX keeps what it traced of a function, and would not see that another,
-# which that one calls, has changed since; in a context of its own it traces.
-_context = jax.make_user_context()
 
 
 def count(fn: Callable, args: tuple, kwargs: dict, wrt: Any) -> tuple:
     """(ops, parameters, unknown)."""
     program, arrays, wanted = _program(fn, args, kwargs, wrt)
-    with _context(object()):
-        traced = jax.make_jaxpr(program)(*arrays)
+    traced, unknown = jax.make_jaxpr(program)(*arrays), []
     rules.check_selected(wrt, wanted, any(
         _ONES in str(eqn.source_info.name_stack)
         for eqn in _live(traced.jaxpr, len(wanted)).eqns))
     # Dead are, for one, the gradients that nobody asked for.
-    ops = [*_walk(_live(traced.jaxpr), _consts(traced), unknown := [])]
+    ops = [*_walk(_live(traced.jaxpr), "", "", 1, unknown, _held(traced))]
+    unknown = [f"{n} times {what}" if n > 1 and "trips" in what else what
+               for what, n in Counter(unknown).items()]
     params = sum(math.prod(x.shape) for x in wanted)
     return ops, params if wrt == "params" else None, unknown
 
@@ -50,8 +44,7 @@ def count(fn: Callable, args: tuple, kwargs: dict, wrt: Any) -> tuple:
 def others(cost: Any, *call: Any) -> list[tuple]:
     """The rows of XLA's cost analysis for ``compare``."""
     program, arrays, _ = _program(*call)
-    with _context(object()):
-        low, rows = jax.jit(program).lower(*arrays), []
+    low, rows = jax.jit(program).lower(*arrays), []
     why = ", ".join(rules.differences(cost.ops) or ["other rules"])
     for name, stage in ("lowered", low), ("compiled", low.compile()):
         found = Counter(stage.cost_analysis())
@@ -106,82 +99,69 @@ def _live(jaxpr: Any, last: int = 0) -> Any:
         jaxpr, [False] * (n - last if last else 0) + [True] * (last or n))[0]
 
 
-# --- values that no argument decides -----------------------------------------
-def _nothing() -> None:
-    """The value of what an argument decides."""
-
-
-def _consts(jaxpr: Any) -> list[Callable]:
+def _held(jaxpr: Any) -> list[Callable]:
     """Functions that return the constants a closed jaxpr holds."""
     return [lambda c=c: c for c in getattr(jaxpr, "consts", ())]
 
 
-def _part(jaxpr: Any, wanted: list[bool]) -> Any:
-    """What ``wanted`` results need, of the same inputs: nothing is printed.
+def _reader(jaxpr: Any, inputs: list) -> Callable:
+    """A function: the value of a variable, KeyError where arguments decide it.
 
-    An error where it is not to be run: a callback, a loop, a large array.
+    ``inputs``: for the first variables of jaxpr, functions that do the same.
+    Only numbers and short lists of integers are worked out, and only by ops
+    that have a rule: no products, no callbacks.
     """
-    quiet = jaxpr.replace(eqns=[eqn for eqn in jaxpr.eqns if not eqn.effects])
-    part, _ = partial_eval.dce_jaxpr(quiet, wanted, instantiate=True)
-    for eqn in part.eqns:
-        if eqn.primitive.name in _PLAIN_CALLS:
-            inner = getattr(_body(eqn.params), "jaxpr", _body(eqn.params))
-            _part(inner, [True] * len(inner.outvars))
-        elif eqn.primitive.name not in rules.JAX or any(
-                v.aval.size > 1000 for v in (*eqn.invars, *eqn.outvars)):
-            raise ValueError(f"{eqn.primitive.name} is not to be run")
-    return part
+    values = dict(zip(map(id, [*jaxpr.constvars, *jaxpr.invars]), inputs,
+                      strict=False))
+    by = {id(v): eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+
+    def value(atom: Any) -> Any:
+        if hasattr(atom, "val"):
+            return atom.val
+        if id(atom) not in values:
+            eqn = by[id(atom)]
+            name, ins = eqn.primitive.name, eqn.invars
+            if any(v.aval.size > (1 if rules.is_real(rules.array(
+                    v.aval)) else 1000) for v in (*ins, atom)):
+                raise KeyError
+            if inner := _called(name, eqn.params):
+                read = _reader(getattr(inner, "jaxpr", inner), _held(
+                    inner) + [partial(value, v) for v in ins])
+                made = [partial(read, v) for v in getattr(
+                    inner, "jaxpr", inner).outvars]
+            elif name in rules.JAX:
+                made = eqn.primitive.bind(*map(value, ins), **eqn.params)
+                made = [lambda x=x: x for x in (
+                    made if eqn.primitive.multiple_results else [made])]
+            else:
+                raise KeyError
+            values.update(zip(map(id, eqn.outvars), made, strict=True))
+        return values[id(atom)]()
+    return value
 
 
-def _value(jaxpr: Any, inputs: list[Callable], atom: Any) -> Any:
-    """What ``atom`` is, None where an argument decides it.
-
-    ``inputs`` say so of the constants and arguments of jaxpr.
-    """
-    with contextlib.suppress(Exception):  # a tracer, an axis: no number
-        part = _part(jaxpr.replace(outvars=[atom]), [True])
-        read = {id(v) for eqn in part.eqns for v in eqn.invars} | {id(atom)}
-        known = [of() if id(v) in read else None for v, of in zip(
-            [*part.constvars, *part.invars], inputs, strict=True)]
-        n = len(part.constvars)
-        return jax.core.eval_jaxpr(part, known[:n], *known[n:])[0]
+def _called(name: str, p: dict) -> Any:
+    """The jaxpr of a plain call, None of anything else."""
+    if name not in _CALLS or {"length", "mesh", "grid_mapping",
+                              "global_axis_size"} & p.keys():
+        return None
+    return p.get("jaxpr") or p.get("call_jaxpr") or p.get("fun_jaxpr")
 
 
-def _trips(p: dict, inputs: list[Callable]) -> int:
-    """How often a while runs: it is run, on what its test needs alone.
-
-    An error where that is not known.
-    """
+def _trips(p: dict, inputs: list) -> int:
+    """How often a while runs; of its body, what its test needs is run."""
     test, body = p["cond_jaxpr"], p["body_jaxpr"]
-    known = [of() for of in inputs]
     n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-    live = _needed(p, [False] * len(body.jaxpr.outvars))
-    goes_on, step = _part(test.jaxpr, [True]), _part(body.jaxpr, live)
-
-    def carried(values: Any) -> list:
-        values = iter(values)
-        return [next(values) if needed else None for needed in live]
-
-    trips, *_ = jax.lax.while_loop(
-        lambda at: (at[0] < _MOST_TRIPS) & jax.core.eval_jaxpr(
-            goes_on, test.consts, *known[:n], *at[1:])[0],
-        lambda at: [at[0] + 1, *carried(jax.core.eval_jaxpr(
-            step, body.consts, *known[n:m], *at[1:]))],
-        [0, *carried(compress(known[m:], live))])
-    return int(trips)
+    carry = inputs[m:]
+    for trips in range(_MOST_TRIPS):
+        if not _reader(test.jaxpr, _held(test) + inputs[:n] + carry)(
+                test.jaxpr.outvars[0]):
+            return trips
+        after = _reader(body.jaxpr, _held(body) + inputs[n:m] + carry)
+        carry = [partial(after, v) for v in body.jaxpr.outvars]
+    raise KeyError(_MOST)
 
 
-def _needed(p: dict, wanted: list[bool]) -> list[bool]:
-    """What a while carries for ``wanted`` of it, and for its test."""
-    test, body = p["cond_jaxpr"].jaxpr, p["body_jaxpr"].jaxpr
-    more = partial_eval.dce_jaxpr(test, [True])[1][p["cond_nconsts"]:]
-    while any(map(operator.gt, more, wanted)):  # that needs more, and so on
-        wanted = [*map(operator.or_, more, wanted)]
-        more = partial_eval.dce_jaxpr(body, wanted)[1][p["body_nconsts"]:]
-    return wanted
-
-
-# --- the walk ----------------------------------------------------------------
 def _line(eqn: Any) -> str:
     """Of the user's frames between an op and this file, the innermost."""
     for frame in getattr(eqn.source_info.traceback, "frames", ()):
@@ -200,47 +180,32 @@ def _backward(eqn: Any, outer: bool) -> bool:
                      for x in stack))
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a walk is: in a jaxpr that runs ``repeats`` times.
+def _walk(jaxpr: Any, path: str, line: str, repeats: int, unknown: list,
+          inputs: list, outer: bool = False) -> Iterator[rules.Op]:
+    """The ops of a jaxpr that runs ``repeats`` times; adds to unknown.
 
-    ``line`` is that of a call into JAX's own code, which may have been traced
-    before for another caller; "" asks each op. ``backward``: in a gradient.
+    ``line`` is that of a call into JAX's own code, which may have been
+    traced before for another caller; "" asks each op. ``outer`` is whether
+    the jaxpr is of a gradient.
     """
-
-    path: str = ""
-    line: str = ""
-    repeats: int = 1
-    backward: bool = False
-
-    def at(self, eqn: Any) -> _Place:
-        name, path = eqn.primitive.name, [
-            self.path, str(eqn.source_info.name_stack)]
-        if name in _CALLS:
-            path.append(eqn.params.get("name", name))
-        return _Place("/".join(filter(None, path)), self.line or _line(eqn),
-                      self.repeats, _backward(eqn, self.backward))
-
-
-def _walk(jaxpr: Any, inputs: list, unknown: list,
-          place: _Place = _Place()) -> Iterator[rules.Op]:
-    """The ops of a jaxpr; adds to unknown. ``inputs``: see ``_value``."""
     behind = {}  # who reads a broadcast or reshape reads what is behind it
     turned = set()  # kernels that a gradient reversed (twice is not at all)
-    n = len(jaxpr.constvars) + len(jaxpr.invars)
-    value = partial(_value, jaxpr, inputs + [_nothing] * (n - len(inputs)))
-    read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {
-        *map(id, jaxpr.outvars)}
+    read = {*map(id, jaxpr.outvars)} | {
+        id(v) for eqn in jaxpr.eqns for v in eqn.invars}
+    value = _reader(jaxpr, inputs)
     for eqn in jaxpr.eqns:
-        name, p, here = eqn.primitive.name, eqn.params, place.at(eqn)
+        name, p = eqn.primitive.name, eqn.params
+        scope, here = str(eqn.source_info.name_stack), line or _line(eqn)
+        at = "/".join(filter(None, (path, scope)))
+        backward = _backward(eqn, outer)
         if name in _SAME and (id(eqn.invars[0]) in turned) != (
-                name == "rev" and here.backward):
+                name == "rev" and backward):
             turned.add(id(eqn.outvars[0]))
         if name in _CALLS:
+            at = "/".join(filter(None, (at, p.get("name", name))))
             p = p | {"wanted": [id(v) in read for v in eqn.outvars]}
-            yield from _inside(
-                name, p, [partial(value, v) for v in eqn.invars], unknown,
-                here)
+            yield from _inside(name, p, at, here, repeats, unknown, [
+                partial(value, v) for v in eqn.invars], backward)
         elif name not in rules.JAX or (
                 name == "scatter" and p["update_jaxpr"]):  # applies it
             unknown.append(name)
@@ -254,71 +219,66 @@ def _walk(jaxpr: Any, inputs: list, unknown: list,
             yield from rules.ops_of(
                 name, ins, [rules.array(v.aval) for v in eqn.outvars],
                 [*map(id, eqn.invars)], rules.JAX[name], p | {
-                    "backward": here.backward, "turned": any(
+                    "backward": backward, "turned": any(
                         id(v) in turned for v in eqn.invars[1:2])},
-                here.path, here.line, here.repeats)
+                at, here, repeats)
 
 
-def _inside(name: str, p: dict, inputs: list, unknown: list,
-            here: _Place) -> Iterator[rules.Op]:
+def _inside(name: str, p: dict, at: str, line: str, repeats: int,
+            unknown: list, inputs: list, backward: bool) -> Iterator[rules.Op]:
     """A call, a loop times its trips, the dearest branch of a cond."""
-    def walk(inner: Any, inputs: list, times: int = 1) -> Iterator[rules.Op]:
-        inputs = _consts(inner) + inputs
+    def walk(inner: Any, inputs: list, trips: int = 1) -> Iterator[rules.Op]:
+        inputs = _held(inner) + inputs
         inner = getattr(inner, "jaxpr", inner)
         source = str(inner.debug_info.func_src_info)
         own = not source or rules.shown(source.partition(" at ")[2])
-        return _walk(inner, inputs, unknown, replace(
-            here, line="" if own else here.line,
-            repeats=here.repeats * times))
+        return _walk(inner, at, "" if own else line, repeats * trips,
+                     unknown, inputs, backward)
 
+    grid = getattr(p.get("grid_mapping"), "grid", ())
     if name == "cond":
         every = [[[*walk(way, inputs[1:])]] for way in p["branches"]]
         yield from rules.dearest(every)[0]
     elif name == "while":
-        yield from _while(p, inputs, unknown, here, walk)
+        yield from _while(p, walk, f"{at} {line}".strip(), repeats, unknown,
+                          inputs)
     elif name == "shard_map":
         yield from walk(p["jaxpr"], [], math.prod(
             p["mesh"].shape[axis] for axis in p.get(
                 "newly_manual_axes", p.get("manual_axes"))))
     elif name == "custom_linear_solve":
         yield from walk(p["jaxprs"].solve, [])
-    elif name == "pallas_call":
-        grid = p["grid_mapping"].grid
-        if all(isinstance(n, int) for n in grid):
-            yield from walk(p["jaxpr"], [], math.prod(grid))
-        else:
-            unknown.append(
-                f"{name} {here.line} (how many programs is not known)")
+    elif not all(isinstance(n, int) for n in grid):
+        unknown.append(f"{name} {line} (how many programs is not known)")
     else:
-        times = p.get("length", p.get("global_axis_size", 1))
+        inner = p.get("jaxpr") or p.get("call_jaxpr") or p.get(
+            "fun_jaxpr") or p.get("call")
+        times = p.get("length", p.get("global_axis_size", math.prod(grid)))
         if name == "scan":  # of its inputs, these are the same each time
             inputs = inputs[:p["num_consts"]]
-        yield from walk(_body(p), inputs, times)
+        yield from walk(inner, [] if grid else inputs, times)
 
 
-def _body(p: dict) -> Any:
-    """The jaxpr of a call."""
-    return next(p[name] for name in (
-        "jaxpr", "call_jaxpr", "fun_jaxpr", "call") if p.get(name))
-
-
-def _while(p: dict, inputs: list, unknown: list, here: _Place,
-           walk: Callable) -> Iterator[rules.Op]:
+def _while(p: dict, walk: Callable, at: str, repeats: int, unknown: list,
+           inputs: list) -> Iterator[rules.Op]:
     """Its test and body, less what only carries that nobody reads need."""
     n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-    body, held = p["body_jaxpr"], inputs[n:m]
-    body = body.replace(jaxpr=partial_eval.dce_jaxpr(
-        body.jaxpr, _needed(p, p["wanted"]), instantiate=True)[0])
+    body, live = p["body_jaxpr"], p["wanted"]
+    used = partial_eval.dce_jaxpr(p["cond_jaxpr"].jaxpr, [True])[1][n:]
+    while any(found := [u and not v for u, v in zip(used, live, strict=True)]):
+        live = [*map(any, zip(live, found, strict=True))]
+        needed, used = partial_eval.dce_jaxpr(body.jaxpr, live)
+        used = used[m - n:]
+    needed, used = partial_eval.dce_jaxpr(body.jaxpr, live)
+    held = _held(body) + [*compress(inputs[n:m], used)]
     try:
         trips = _trips(p, inputs)
-    except Exception:  # of None nothing is worked out
-        trips = None
-    if trips is None or trips == _MOST_TRIPS:
-        one = sum(op.flops for op in walk(body, held)) // max(here.repeats, 1)
-        most = f": more than {_MOST_TRIPS:,}" * bool(trips)
-        runs = f"; the loop runs {here.repeats:,} times" * (here.repeats > 1)
-        unknown.append(f"{here.path} {here.line}".strip() + (
-            f" (trips not known{most}; one is {one:,} FLOPs{runs})"))
+    except Exception as error:  # an argument, a tracer, an axis: no number
+        known = [*walk(needed, held)]
+        one = sum(op.flops for op in known) // max(repeats, 1)
+        most = f": {error.args[0]}" if _MOST in error.args else ""
+        unknown.append(f"{at} (trips not known{most}; one is {one:,} FLOPs" + (
+            f"; the loop runs {repeats:,} times)" if repeats > 1 else ")"))
     else:
         yield from walk(p["cond_jaxpr"], inputs[:n], trips + 1)
-        yield from walk(body, held, trips)
+        yield from walk(needed, held, trips)

@@ -194,8 +194,9 @@ def _put(update: int, adds: bool = False) -> Callable:
                 n = math.prod(map(max, zip_longest(*index, fillvalue=1)))
                 n *= math.prod(m for m, i in zip_longest(
                     ins[0].shape, p["indices"]) if i is None)
-        return _tally("elementwise", n * p.get("accumulate", adds), ins[0]
-                      ) + Counter(bytes=_held(ins[1:]) + n * ins[0].itemsize)
+        each = p.get("accumulate", adds) * (1 + (p.get("alpha", 1) != 1))
+        return _tally("elementwise", n * each, ins[0]) + Counter(
+            bytes=_held(ins[1:]) + n * ins[0].itemsize)
     return rule
 
 
@@ -415,7 +416,7 @@ TORCH = _COMMON | _table({
     "index_put _unsafe_index_put": _put(-1),
     "scatter slice_scatter select_scatter": _put(1),
     "scatter_add scatter_reduce": _put(1, True), "index_copy": _put(2),
-    "index_add index_reduce": _put(2, True), "index_fill": _fill_rows,
+    "index_add": _put(2, True), "index_fill": _fill_rows,
     "copy copy_to zero fill zeros ones full arange zeros_like ones_like "
     "full_like new_zeros new_ones new_full": _fill,
     "clone _to_copy cat stack constant_pad_nd flip roll repeat tril triu "

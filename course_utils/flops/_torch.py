@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dis
 import functools
 import gc
 import inspect
@@ -52,13 +53,28 @@ _REFUSED = {  # part of torch's words: ours
     "shape_env": "a shape hangs on values (jagged tensors): pass padded ones"}
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """No other thread counts; an error if fn itself waits for one that does.
+    """
+    if not _ONE.acquire(timeout=60):
+        raise ValueError("another thread has been counting for a minute, and "
+                         "one count has to end before the next begins")
+    try:
+        yield
+    finally:
+        _ONE.release()
+
+
 def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
     """(ops, parameters, unknown)."""
     fake = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
     counter = _Count(fake)
-    with (_ONE, contextlib.ExitStack() as stack,
+    with (_alone(), contextlib.ExitStack() as stack,
           sdpa_kernel(SDPBackend.MATH)):
         stack.callback(counter.restore)
+        torch.clear_autocast_cache()  # of real weights; then of fake ones
+        stack.callback(torch.clear_autocast_cache)
         # LSTM and attention as the products they are made of, everywhere.
         stack.callback(mkldnn.set_flags, mkldnn.set_flags(_enabled=False)[0])
         for hook in (modules.register_module_forward_pre_hook(counter.enter),
@@ -85,7 +101,7 @@ def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
 def others(cost: Any, *call: Any) -> list[tuple]:
     """The row of torch's own counter for ``compare``."""
     counter = _flop_counter().FlopCounterMode(display=False)
-    with _ONE:
+    with _alone():
         _run(*call, fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
              counter)
     n, why = counter.get_total_flops(), "elementwise is 0"
@@ -108,16 +124,23 @@ def closed(fn: Any, seen: set) -> Iterator[Module]:
     if isinstance(fn, Module):
         yield fn
         return
+    if isinstance(fn, torch.optim.Optimizer):  # of parameters without copies
+        raise ValueError("fn closes over an optimizer: pass it and its model "
+                         "as arguments")
     for wrapped in "_torchdynamo_orig_callable", "func":  # compiled, partial
         fn = getattr(fn, wrapped, fn)
     if inspect.isfunction(fn) and fn not in seen:
         seen.add(fn)
+        held: list[Any] = []
         with contextlib.suppress(ValueError):  # a name not yet given
             found = inspect.getclosurevars(fn)
-            named = {} if str(fn.__module__).startswith(
-                "torch") else found.globals
-            for x in rules.leaves([found.nonlocals, named]):
-                yield from closed(x, seen)
+            loaded = set() if str(fn.__module__).startswith("torch") else {
+                i.argval for i in dis.get_instructions(fn)
+                if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+            held = [found.nonlocals, [  # and not a mere attribute's name
+                x for name, x in found.globals.items() if name in loaded]]
+        for x in rules.leaves(held):
+            yield from closed(x, seen)
 
 
 # --- running fn on copies ----------------------------------------------------
@@ -264,6 +287,17 @@ class _Seen(NamedTuple):
     alone: bool = False  # one tensor, not a list of one
 
 
+def _given(x: Tensor) -> Iterator[Tensor]:
+    """The tensors that a backward pass through x would give a gradient."""
+    if x.requires_grad and (x.is_leaf or x.retains_grad):
+        yield x
+    nodes = {x.grad_fn} - {None}
+    while new := nodes and {after for node in nodes
+                            for after, _ in node.next_functions} - {None}:
+        nodes = new
+        yield from (n.variable for n in new if hasattr(n, "variable"))
+
+
 class _Count(TorchDispatchMode):
     """Gathers ``ops`` and ``unknown``."""
 
@@ -276,7 +310,7 @@ class _Count(TorchDispatchMode):
         self.names, self.running = {}, [""]  # paths of modules
         self.guessed = False  # what the op at hand returns
         self.outside: dict[int, tuple] = {}  # tensors of no argument
-        self.thread = threading.get_ident()
+        self.thread, self.torch_cond = threading.get_ident(), torch.cond
 
     def restore(self) -> bool:
         """Take back gradients given to tensors that are no argument."""
@@ -301,6 +335,8 @@ class _Count(TorchDispatchMode):
     def cond(self, pred: Any, true_fn: Callable, false_fn: Callable,
              operands: Any = ()) -> Any:
         """torch.cond: runs both ways, goes on with the dearer."""
+        if threading.get_ident() != self.thread:
+            return self.torch_cond(pred, true_fn, false_fn, operands)
         parts, out = rules.dearest([
             self.parts(way, operands, {}) for way in (true_fn, false_fn)])
         self.ops += parts
@@ -357,8 +393,8 @@ class _Count(TorchDispatchMode):
                 raise ValueError("fn reaches a module, or writes to a tensor, "
                                  "that is no argument: pass it as an argument")
             for x in real:
-                if x.requires_grad and x.is_leaf:
-                    self.outside.setdefault(id(x), (x, x.grad))
+                self.outside |= {id(y): (y, y.grad) for y in _given(x)
+                                 if id(y) not in self.outside}
             seen = self.seen.get(key)
             if seen is None:
                 self.seen[key], out = self.learn(func, args, kwargs, ins)
