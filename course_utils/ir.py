@@ -276,8 +276,11 @@ def compare_backends(fn: Callable, *args: Any, label: str = "",
     """
     pd = host.need("pandas", "compare_backends returns its table")
     front = _front_end(fn, args)
-    chosen = (backends,) if isinstance(backends, str) else (
-        backends or _BACKENDS[front])
+    chosen = (backends,) if isinstance(backends, str) else tuple(
+        backends or [b for b in _BACKENDS[front] if b != "eager" or not meta])
+    if "eager" in chosen and meta:
+        raise ValueError(f"eager takes no {', '.join(meta)}: it shows the "
+                         "forward pass alone; leave that or eager out.")
     for backend in chosen:
         if (front, backend) != ("torch", "eager"):
             _known(front, backend)

@@ -123,6 +123,11 @@ def compilation(fn: Callable, args: tuple, *others: tuple) -> Compilation:
     is held to one thread: two that wait for each other measure how busy the
     machine is.
     """
+    for given in (args, *others):
+        if not isinstance(given, tuple | list):
+            raise TypeError(f"args and others are tuples of arguments, and "
+                            f"this is a {type(given).__name__}: put it in "
+                            "one, as (x,).")
     torch = sys.modules.get("torch")
     if torch and any(isinstance(a, torch.Tensor) for a in _leaves(args)):
         found = _with_torch(torch, fn, args, others)

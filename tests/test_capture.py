@@ -265,6 +265,39 @@ def test_bytecode_and_python_are_of_one_function(fn, name, graphs_only):
     assert "CALL" not in made["bytecode"].text  # as a wrapper would
 
 
+def test_frozen_parameters_have_no_gradient_and_keep_nothing():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(),
+                                torch.nn.Linear(8, 8))
+    model[0].requires_grad_(False)
+    x = torch.ones(4, 8)
+    made = ir.ladder(model, x, wrt="params")
+    assert made["backward"].text.count("aten.mm") == 1  # of the last weight
+    assert made.memory["saved"] == 4 * 8 * 4  # the input of the last layer
+    with pytest.raises(ValueError, match="does not compile"):
+        ir.ladder(model[0], x, wrt="params")
+
+
+def test_eager_is_compared_forward_only():
+    for given in {"wrt": 0}, {"bogus": 3}:
+        with pytest.raises(ValueError, match=f"takes no {[*given][0]}: it"):
+            ir.compare_backends(torch.relu, torch.ones(2), backends="eager",
+                                **given)
+
+
+def printing(x):
+    print(end="")
+    return x + 1
+
+
+def test_breaks_in_threads_take_turns():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(lambda _: len(ir.breaks(
+            printing, torch.ones(2))), range(6))]
+    assert found == [1] * 6 and logging.root.manager.disable == 0
+
+
 @pytest.mark.parametrize("fn", [
     example, lambda x, w, b: torch.nn.functional.layer_norm(
         x @ w, (N,), b) * torch.tanh(b)], ids=["relu", "layer norm"])

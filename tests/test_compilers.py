@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -439,6 +440,17 @@ def test_what_the_reader_set_for_a_compiler_stays_outside(monkeypatch):
     seen = {name: worker.call("xla", "os:getenv", name, environment={
         "NEW": "2"}) for name in (*theirs, "OF_THE_READER", "NEW")}
     assert seen == {**dict.fromkeys(theirs), "OF_THE_READER": "1", "NEW": "2"}
+
+
+def test_a_worker_has_no_space_in_its_folder(tmp_path, monkeypatch):
+    (spaced := tmp_path / "a b").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(spaced))
+    made = worker._Worker("xla", {})
+    try:
+        assert " " not in made.scratch and os.path.isdir(made.scratch)
+    finally:
+        made.stop()
+    assert not os.path.exists(made.scratch)
 
 
 def test_worker_has_a_time_out():

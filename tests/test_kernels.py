@@ -351,6 +351,55 @@ def test_threads_take_turns():
     assert made == [(0, True)] * 4
 
 
+STOPPED = """
+import sys, torch
+from course_utils import kernels
+x = torch.ones(8)
+def stop(frame, event, arg):  # Ctrl-C while things are being patched
+    if event == "call" and frame.f_code.co_name == "_patch_lang_tensor":
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+sys.setprofile(stop)
+try:
+    kernels.launch(kernels.vector_add, 1, x, x, x.clone(), 8)
+except KeyboardInterrupt:
+    print("stopped")
+print("FADD" in kernels.build(kernels.vector_add, x, x, x, 8, fresh=True).sass)
+"""
+
+
+def test_a_launch_stopped_while_it_patches_leaves_triton_as_it_was():
+    done = subprocess.run([sys.executable, "-c", STOPPED], text=True,
+                          capture_output=True)
+    assert done.stdout.split() == ["stopped", "True"], done.stderr
+
+
+def test_a_number_that_is_true_or_false():
+    chosen = kernels.from_source("""
+@triton.jit
+def chosen(x, y, first, B: tl.constexpr):
+    i = tl.arange(0, B)
+    if first:
+        tl.store(y + i, tl.load(x + i))
+    else:
+        tl.store(y + i, tl.load(x + i) * 2)
+""")
+    x = torch.ones(8)
+    for first, right in (True, x), (False, 2 * x):
+        assert kernels.launch(chosen, 1, x, torch.zeros(8), first, B=8
+                              ).difference(right) == 0
+
+
+def test_a_name_that_triton_cannot_take():
+    kernel = kernels.from_source("""
+@triton.jit
+def 더(x):
+    tl.store(x, 1.0)
+""")
+    with pytest.raises(ValueError, match="invalid function identifier"):
+        ir.ladder(kernel, torch.ones(8), target="h100")
+
+
 FRESH = """
 import torch, triton, triton.language as tl
 from course_utils import kernels

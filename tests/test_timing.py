@@ -287,6 +287,13 @@ def test_inductor_builds_all_of_it_again_the_second_time(monkeypatch):
     assert dict(os.environ) == before
 
 
+def test_arguments_come_in_a_tuple():
+    x = jax.numpy.ones(3)
+    for args in ((x,), ((x,), x)):
+        with pytest.raises(TypeError, match=r"put it in one, as \(x,\)"):
+            timing.compilation(jax.numpy.sin, *args)
+
+
 def test_a_tensor_anywhere_in_the_arguments_chooses_torch(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(timing, "_with_torch", lambda *a: (

@@ -152,7 +152,8 @@ def _ask_gradients(fn: Any, args: tuple, wrt: Any) -> None:
     """Make ``wrt`` the leaves of autograd, and nothing else."""
     module = getattr(fn, "func", getattr(fn, "__self__", fn))  # maybe bound
     if isinstance(module, torch.nn.Module):
-        module.requires_grad_(wrt in ("params", "all"))
+        for p in module.parameters():
+            p.requires_grad_(wrt in ("params", "all") and p.trained)
     chosen = () if wrt == "params" else tree_leaves(
         args if wrt == "all" else [args[n] for n in wrt])
     for value in chosen:

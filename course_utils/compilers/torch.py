@@ -16,6 +16,7 @@ import platform
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from course_utils.compilers.rung import (
     source,
 )
 
+_ALONE = threading.RLock()  # what breaks() patches is all of Dynamo's
 TARGETS = ("cpu", "t4", "a100", "h100", "b200")
 _HOME = "<dynamic-code>"  # as cloudpickle calls the reader's file
 # One thread and AVX2: the same text on every x86-64 host. The static launcher
@@ -113,6 +115,11 @@ def compile(fn: Callable, args: tuple, target: str,
 
 def breaks(fn: Callable, args: tuple) -> list[dict[str, Any]]:
     """Where Dynamo stops in ``fn``, which runs: see ``ir.breaks``."""
+    with _ALONE:
+        return _breaks(fn, args)
+
+
+def _breaks(fn: Callable, args: tuple) -> list[dict[str, Any]]:
     torch = host.need("torch", "Dynamo, which finds graph breaks, is its part")
     with _known():
         from torch._dynamo.convert_frame import ConvertFrameAssert
@@ -347,12 +354,20 @@ def _layout(value: Any) -> tuple[Any, ...]:
             "not plain: pass what its .dequantize(), .to_dense() or "
             ".to_padded_tensor(0.0) makes")
     return (tuple(value.shape), value.stride(), value.dtype,
-            isinstance(value, torch.nn.Parameter))
+            value.requires_grad if isinstance(value, torch.nn.Parameter)
+            else None)
 
 
-def _tensor(shape: Any, stride: Any, dtype: Any, parameter: bool) -> Any:
-    """A tensor of this shape; in the worker it has no data."""
+def _tensor(shape: Any, stride: Any, dtype: Any, trained: bool | None) -> Any:
+    """A tensor of this shape; in the worker it has no data.
+
+    ``trained``: of a parameter, whether it is to have a gradient.
+    """
     import torch
 
     made = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
-    return torch.nn.Parameter(made, False) if parameter else made
+    if trained is None:
+        return made
+    made = torch.nn.Parameter(made, False)  # until gradients are asked for
+    made.trained = trained
+    return made

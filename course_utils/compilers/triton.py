@@ -87,6 +87,7 @@ def _triton() -> Any:
         return SimpleNamespace(
             package=triton, jit=jit, compiler=compiler, get_ptxas=get_ptxas,
             interpreter=interpreter, patch=interpreter._patch_lang,
+            scope=interpreter._LangPatchScope,
             convert=interpreter._implicit_cvt,
             numpy_type=interpreter._get_np_dtype,
             patch_tensor=interpreter._patch_lang_tensor,
@@ -402,9 +403,11 @@ def reason(error: BaseException) -> str:
     while not inner.error_message and hasattr(inner.__cause__,
                                               "error_message"):
         inner = inner.__cause__
+    words = inner.error_message or inner.__cause__
+    if not words:  # they stand in the place of the source
+        return str(inner.src)
     line = ["", *(error.src or "").splitlines()][at].strip()
-    return (f"{inner.error_message or inner.__cause__}, at line {at} of the "
-            f"kernel, {line}")
+    return f"{words}, at line {at} of the kernel, {line}"
 
 
 def accesses(ttir: str, signature: Mapping[str, str],
@@ -480,10 +483,12 @@ def interpret(kernel: Any, grid: tuple[int, ...], args: Iterable[Any],
                  _line(kernel.fn.__code__), lane)
 
         # Triton's own switch spoils every later compile; this is restored.
-        scope = triton.patch(SimpleNamespace(
-            __globals__={"tl": language, "core": language.core}))
+        scope = triton.scope()
         patch = scope.set_attr
         try:
+            patch(inner, "_LangPatchScope", lambda: scope)  # if stopped, too
+            triton.patch(SimpleNamespace(
+                __globals__={"tl": language, "core": language.core}))
             patch(triton.jit.JITFunction, "__call__", call)
             patch(inner, "_implicit_cvt", partial(
                 _tagged, triton.convert, itertools.count(1)))
@@ -529,7 +534,7 @@ def _tagged(convert: Callable, numbers: Iterator[int], value: Any) -> Any:
     In the top byte the number goes with whatever is computed from the
     address, also where two arguments share memory.
     """
-    made = convert(value)
+    made = convert(int(value) if isinstance(value, bool) else value)
     if hasattr(value, "data_ptr"):
         made.handle.data |= next(numbers) << _TAG
     return made

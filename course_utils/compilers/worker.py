@@ -49,7 +49,10 @@ class _Worker:
     def __init__(self, kind: str, environment: dict[str, str]) -> None:
         self.kind = kind
         self.log = tempfile.TemporaryFile()
-        self.scratch = tempfile.mkdtemp(prefix="course-")
+        # libtpu and g++ part what they are given at spaces.
+        self.scratch = tempfile.mkdtemp(prefix="course-", dir=next((
+            folder for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp")
+            if " " not in folder and os.access(folder, os.W_OK)), None))
         package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
         own = {name: value for name, value in os.environ.items()
                if not _COMPILERS_READ.match(name)}

@@ -140,9 +140,8 @@ def gradient(fn: Callable, numbers: Sequence[int] | None) -> Callable:
 
     With respect to the arguments ``numbers``, or to all that are not static.
     """
-    import jax
-    import jax.numpy as jnp
-
+    jax = host.need("jax", "it takes the gradient")
+    jnp = jax.numpy
     inner, options = _jit_of(fn)
     static = options.static_argnums
 
