@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from course_utils import host
+from course_utils._outside import outside
 from course_utils.compilers import (
     progress,
     recorded,
@@ -487,8 +488,8 @@ def _outside(fn: Callable) -> tuple[Any, ...]:
     inner = inspect.unwrap(fn)
     if not inspect.isfunction(inner):
         return ()
-    used = inspect.getclosurevars(inner)
-    return *used.nonlocals.values(), *used.globals.values()
+    around, names = outside(inner)
+    return *around.values(), *names.values()
 
 
 def _known(front: str, target: str) -> None:

@@ -819,6 +819,16 @@ def test_an_attribute_is_no_global():
     assert flops.count(lambda x: head(x), meta(4, 8)).params == 900
 
 
+def waiting_for(call):
+    """A product that waits for ``call`` in another thread."""
+    def fn(x):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        return x @ x
+    return fn
+
+
 def test_another_thread_has_its_own_branch_of_torch_cond():
     found = []
 
@@ -827,13 +837,7 @@ def test_another_thread_has_its_own_branch_of_torch_cond():
             torch.tensor(False), lambda x: x + 1, lambda x: x - 1,
             (torch.ones(2),)))
 
-    def fn(x):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        return x @ x
-
-    assert flops.count(fn, meta(8, 8)).matmul == 1024
+    assert flops.count(waiting_for(other), meta(8, 8)).matmul == 1024
     assert torch.equal(found[0], torch.zeros(2))
 
 
@@ -854,13 +858,7 @@ def test_a_count_that_its_own_function_waits_for_is_told(monkeypatch):
         except ValueError as error:
             said.append(str(error))
 
-    def fn(x):
-        thread = threading.Thread(target=inner)
-        thread.start()
-        thread.join()
-        return x @ x
-
-    assert flops.count(fn, meta(8, 8)).matmul == 1024
+    assert flops.count(waiting_for(inner), meta(8, 8)).matmul == 1024
     assert "another thread has been counting" in said[0]
 
 

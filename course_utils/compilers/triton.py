@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import functools
 import importlib.util
-import inspect
 import io
 import itertools
 import math
@@ -29,6 +28,7 @@ from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from course_utils._outside import outside
 from course_utils.compilers import origins
 from course_utils.compilers.cache import cached
 from course_utils.compilers.rung import (
@@ -511,7 +511,7 @@ def _interpreted(inner: Any, fn: Callable) -> Any:
     """``fn`` as Triton's interpreter has it."""
     # In a copy of its globals: the rewriter leaves its imports behind, and
     # looks nowhere else for what a closure holds.
-    names = fn.__globals__ | inspect.getclosurevars(fn).nonlocals
+    names = fn.__globals__ | outside(fn)[0]
     copy = FunctionType(fn.__code__, names, fn.__name__, fn.__defaults__,
                         fn.__closure__)
     made = inner.InterpretedFunction(functools.update_wrapper(copy, fn))

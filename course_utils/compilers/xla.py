@@ -158,8 +158,10 @@ def gradient(fn: Callable, numbers: Sequence[int] | None) -> Callable:
         out, pull = jax.vjp(of, *(values[n] for n in chosen))
         return out, pull(jax.tree.map(jnp.ones_like, out))
 
-    return jax.jit(with_gradient, static_argnums=static, compiler_options=dict(
-        options.compiler_options_kvs))
+    return jax.jit(
+        with_gradient, static_argnums=static, keep_unused=options.keep_unused,
+        donate_argnums=options.donate_argnums,
+        compiler_options=dict(options.compiler_options_kvs))
 
 
 def _jit_of(fn: Callable) -> tuple[Callable, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dis
 import functools
 import gc
 import inspect
@@ -33,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from course_utils._outside import outside
 from course_utils.flops import _rules as rules
 from course_utils.host import need
 
@@ -131,15 +131,10 @@ def closed(fn: Any, seen: set) -> Iterator[Module]:
         fn = getattr(fn, wrapped, fn)
     if inspect.isfunction(fn) and fn not in seen:
         seen.add(fn)
-        held: list[Any] = []
-        with contextlib.suppress(ValueError):  # a name not yet given
-            found = inspect.getclosurevars(fn)
-            loaded = set() if str(fn.__module__).startswith("torch") else {
-                i.argval for i in dis.get_instructions(fn)
-                if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-            held = [found.nonlocals, [  # and not a mere attribute's name
-                x for name, x in found.globals.items() if name in loaded]]
-        for x in rules.leaves(held):
+        around, names = outside(fn)
+        if str(fn.__module__).startswith("torch"):
+            names = {}
+        for x in rules.leaves([around, names]):
             yield from closed(x, seen)
 
 
