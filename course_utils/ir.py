@@ -150,8 +150,14 @@ class Ladder:
             columns=["line", "text", "python", "code"]).set_index("line")
 
     def save(self, folder: str | Path) -> Path:
-        """Write every rung's ``raw`` text into ``folder``, and return it."""
+        """Write every rung's ``raw`` text into ``folder``, and return it.
+
+        Raises ValueError where a file has that name.
+        """
         folder = Path(folder)
+        if folder.is_file():
+            raise ValueError(f"folder={str(folder)!r} is a file: give the "
+                             "name of a folder, which need not be there.")
         folder.mkdir(parents=True, exist_ok=True)
         for number, rung in enumerate(self.rungs):
             ending = _ENDINGS.get(rung.language, "txt")

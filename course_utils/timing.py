@@ -115,13 +115,13 @@ def compilation(fn: Callable, args: tuple, *others: tuple) -> Compilation:
     """Compile ``fn`` and time each step of it.
 
     Torch tensors anywhere in ``args`` choose torch.compile, anything else
-    jax.jit. Each of ``others`` is a tuple like ``args``, say of another shape.
-    Both compilers forget what they made before, in this process and on disk,
-    but for C++ headers, which Inductor makes ready once. On x86 it uses
-    vectors of 256 bits, as XLA does unless told otherwise. Where no C++
-    compiler is found, "aot_eager" takes its place: graphs, run op by op. Torch
-    is held to one thread: two that wait for each other measure how busy the
-    machine is.
+    jax.jit; of what either has made already the inside is the plain one. Each
+    of ``others`` is a tuple like ``args``, say of another shape. Both
+    compilers forget what they made before, in this process and on disk, but
+    for C++ headers, which Inductor makes ready once. On x86 it uses vectors of
+    256 bits, as XLA does unless told otherwise. Where no C++ compiler is
+    found, "aot_eager" takes its place: graphs, run op by op. Torch is held to
+    one thread: two that wait for each other measure how busy the machine is.
     """
     for given in (args, *others):
         if not isinstance(given, tuple | list):
@@ -129,6 +129,8 @@ def compilation(fn: Callable, args: tuple, *others: tuple) -> Compilation:
                             f"this is a {type(given).__name__}: put it in "
                             "one, as (x,).")
     torch = sys.modules.get("torch")
+    for inner in "_orig_mod", "_torchdynamo_orig_callable":
+        fn = getattr(fn, inner, fn)  # what torch.compile was given
     if torch and any(isinstance(a, torch.Tensor) for a in _leaves(args)):
         found = _with_torch(torch, fn, args, others)
     else:
@@ -158,10 +160,13 @@ def _short(seconds: float) -> str:
 
 def _with_jax(fn: Callable, args: tuple, others: tuple) -> tuple:
     jax = host.need("jax", "jax.jit is its part")
+    fast = jax.jit(fn)
+    if isinstance(fn, type(fast)):  # a jit already, with options
+        fast, fn = fn, fn.__wrapped__
     jax.clear_caches()
-    capture = _once(jax.jit(fn).trace, args)
+    capture = _once(fast.trace, args)
     jax.clear_caches()
-    return "jax.jit", capture, *_calls(fn, jax.jit(fn), args, others)
+    return "jax.jit", capture, *_calls(fn, fast, args, others)
 
 
 def _with_torch(torch: Any, fn: Callable, args: tuple, others: tuple,

@@ -211,6 +211,22 @@ def test_what_is_made_of_a_jit_is_not_taken_for_it(fn, said):
         ir.ladder(fn, SQUARE)["jaxpr"].text)
 
 
+def scaled(n, x):
+    return jnp.sin(x) * n
+
+
+@pytest.mark.parametrize("wrt", [None, 0])
+@pytest.mark.parametrize("fn", [
+    jax.jit(functools.partial(scaled, 3)), functools.partial(scaled, 3),
+    functools.partial(jax.jit(scaled), 3)], ids=["jit of a partial", "partial",
+                                                 "partial of a jit"])
+def test_whatever_binds_an_argument_the_code_is_found(fn, wrt):
+    ladder = ir.ladder(fn, SQUARE, wrt=wrt)
+    assert ladder["python"].text == inspect.getsource(scaled)
+    sines = ladder.origin("stablehlo", r"\.sine")
+    assert "jnp.sin(x) * n" in sines["code"].iloc[0]
+
+
 def test_donation_keeps_the_options_of_the_readers_jit():
     plain = jax.jit(lambda x, unused, n: x.reshape(n), static_argnums=2)
     kept = jax.jit(lambda x, unused, n: x.reshape(n), static_argnums=2,
@@ -363,6 +379,11 @@ def test_diff_and_save(ladders, tmp_path):
     files = sorted(p.name for p in ladder.save(tmp_path).iterdir())
     assert len(files) == len(ladder)
     assert (tmp_path / files[-1]).read_text() == ladder["bundles"].raw
+    full = tmp_path / "full"
+    full.write_text("mine")
+    with pytest.raises(ValueError, match="full' is a file"):
+        ladder.save(full)
+    assert full.read_text() == "mine"
 
 
 @pytest.mark.parametrize("target", ["cpu", *ABSENT])

@@ -225,7 +225,36 @@ def test_each_step_has_its_own_time(monkeypatch):
     seen = timing.compilation(plain, ("a",), ("bb",), ("ccc",))
     assert seen == timing.Compilation(
         "call", "jax.jit", 3, 7, 0.5, (2, 3), 1)
-    assert made == [plain, plain]
+    assert made == [plain]
+
+
+def test_of_a_jit_the_plain_call_is_that_of_its_function():
+    f, ran = counting(jax.numpy)
+    seen = timing.compilation(jax.jit(f), (jax.numpy.ones(3),))
+    assert ran.count((3,)) > 5  # two traces, then without jit
+    assert seen.function == "f"
+    ran.clear()
+    fixed = jax.jit(lambda n, x: f(x) * len(range(n)), static_argnums=0)
+    timing.compilation(fixed, (2, jax.numpy.ones(3)))
+    assert len(ran) > 5
+
+
+def test_of_a_compiled_function_the_plain_call_is_that_inside():
+    torch = pytest.importorskip("torch")
+    ran = []
+
+    class Shift(torch.nn.Module):
+        def forward(self, x):
+            if not torch.compiler.is_compiling():
+                ran.append(x.shape)
+            return x + 1
+
+    shift = Shift()
+    for given in torch.compile(shift), torch.compile(shift.forward):
+        ran.clear()
+        seen = timing.compilation(given, (torch.ones(3),))
+        assert len(ran) > 3
+        assert seen.function in ("Shift", "forward")
 
 
 def counting(library):

@@ -65,9 +65,8 @@ def absent(name: str, missing: Missing) -> Rung:
 
 def _written(fn: Any) -> Any:
     """What holds the code of ``fn``: without its wrappers, or a method."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    fn = inspect.unwrap(fn)
+    while isinstance(fn, functools.partial) or hasattr(fn, "__wrapped__"):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__wrapped__
     if not (inspect.isroutine(fn) or inspect.isclass(fn)):
         fn = getattr(fn, "forward", type(fn).__call__)  # module or callable
     return fn
