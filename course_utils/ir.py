@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import inspect
 import linecache
 import re
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from course_utils import host
-from course_utils._outside import outside
+from course_utils._front import front_end, leaves, name_of, outside
 from course_utils.compilers import (
     progress,
     recorded,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 _TARGETS = {"JAX": xla.TARGETS, "torch": torch.TARGETS,
             "Triton": tuple(triton.TARGETS)}
-_FRONT_ENDS = {"jax": "JAX", "jaxlib": "JAX", "torch": "torch"}
 _COMPILERS = {"JAX": "XLA", "torch": "Inductor", "Triton": "Triton"}
 _BACKENDS = {"JAX": ("cpu", "h100", "tpu-v5e"),
              "torch": ("eager", "cpu", "h100"), "Triton": ("h100", "mi300x")}
@@ -219,7 +217,7 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
     if front != "Triton" and meta:
         raise TypeError(f"ladder() got {', '.join(meta)}: keyword arguments "
                         "beyond its own are for Triton kernels; bind those "
-                        f"of {_name(fn)} with functools.partial.")
+                        f"of {name_of(fn)} with functools.partial.")
     if (donate != () and front != "JAX"
             or wrt is not None and front == "Triton"):
         raise ValueError(f"wrt and donate do not fit a {front} function: "
@@ -228,7 +226,7 @@ def ladder(fn: Callable, *args: Any, target: str = "cpu",
     if wrt not in (None, "all", "params" if front == "torch" else "all"):
         wrt = _numbers("wrt", wrt, args, ', or "all"')
     made, whence = _compiled(front, fn, args, target, fresh, wrt, donate, meta)
-    return Ladder(_name(fn), front, target, made.rungs, made.kernels,
+    return Ladder(name_of(fn), front, target, made.rungs, made.kernels,
                   made.memory, made.buffers, whence, file_of(_python(fn)))
 
 
@@ -375,7 +373,8 @@ def _recording(fn: Any, args: tuple, target: str, wrt: Any,
     told = (
         all(re.search(rf"= ?{re.escape(repr(value))}(?!\w)", raw)
             for value in defaults)
-        and all(hasattr(value, "__name__") for value in _outside(inner))
+        and all(hasattr(value, "__name__") for value in leaves(
+            outside(inner)))
         and all(_is_array(a) or isinstance(a, (int, float, str)) for a in args)
         and all(a.is_contiguous() for a in args if hasattr(a, "is_contiguous"))
     )
@@ -402,7 +401,7 @@ def _explained(fn: Callable, args: tuple, target: str = "",
     """
     whither = f" for {target}" if target else ""
     try:
-        with progress.line(f"compiling {_name(fn)}{whither} ..."):
+        with progress.line(f"compiling {name_of(fn)}{whither} ..."):
             yield
     except (Missing, worker.CompilerError):
         raise
@@ -422,13 +421,8 @@ def _explain(fn: Callable, args: tuple, error: Exception) -> str:
     first = next(iter(told.strip().splitlines()), "").rstrip(".: ")
     what = ": ".join(filter(None, (type(error).__name__, first)))
     hint = next((h for words, h in _HINTS if re.search(words, what)), "")
-    return (f"{_name(fn)}({', '.join(given)}) does not compile: "
+    return (f"{name_of(fn)}({', '.join(given)}) does not compile: "
             f"{_text.steady(what)}.{hint}")
-
-
-def _name(fn: Any) -> str:
-    inner = fn.func if isinstance(fn, functools.partial) else fn
-    return getattr(inner, "__name__", type(inner).__name__)
 
 
 def _is_kernel(fn: Any) -> bool:
@@ -465,37 +459,9 @@ def _front_end(fn: Callable, args: tuple, otherwise: str = "JAX") -> str:
         raise TypeError(f"fn is a {type(fn).__name__}, not a function: pass "
                         "the function itself, not its result.")
     if inspect.iscoroutinefunction(getattr(fn, "forward", fn)):
-        raise TypeError(f"{_name(fn)} is an async function, of which a call "
+        raise TypeError(f"{name_of(fn)} is an async function, of which a call "
                         "computes nothing: write it with def alone.")
-    whole = ((fn.func, fn.args, fn.keywords)
-             if isinstance(fn, functools.partial) else (fn,))
-    found = _frameworks((whole, args)) or _frameworks(_outside(whole[0]))
-    if len(found) > 1:
-        raise TypeError(f"{_name(fn)} and its arguments mix torch and JAX: "
-                        "give all of one kind.")
-    return found.pop() if found else otherwise
-
-
-def _frameworks(tree: Any) -> set[str]:
-    """The front ends that the leaves of ``tree`` belong to."""
-    if isinstance(tree, dict):
-        tree = tuple(tree.values())
-    if isinstance(tree, (list, tuple)):
-        return set().union(*map(_frameworks, tree))
-    homes = [c.__module__ for c in type(tree).__mro__]
-    homes.append(tree.__name__ if inspect.ismodule(tree)
-                 else getattr(tree, "__module__", ""))
-    packages = {str(home).partition(".")[0] for home in homes}
-    return {_FRONT_ENDS[p] for p in packages & {*_FRONT_ENDS}}
-
-
-def _outside(fn: Callable) -> tuple[Any, ...]:
-    """What the code of ``fn`` names that lies outside of it."""
-    inner = inspect.unwrap(fn)
-    if not inspect.isfunction(inner):
-        return ()
-    around, names = outside(inner)
-    return *around.values(), *names.values()
+    return front_end(fn, args, otherwise)
 
 
 def _known(front: str, target: str) -> None:

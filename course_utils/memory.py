@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from course_utils import chips
 from course_utils._whole import whole
-from course_utils.compilers.trace import Trace, traced
 from course_utils.host import need
+from course_utils.kernels.trace import Trace, traced
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from course_utils import host
+from course_utils._front import front_end
 from course_utils._whole import whole
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def compilation(fn: Callable, args: tuple, *others: tuple) -> Compilation:
     torch = sys.modules.get("torch")
     for inner in "_orig_mod", "_torchdynamo_orig_callable":
         fn = getattr(fn, inner, fn)  # what torch.compile was given
-    if torch and any(isinstance(a, torch.Tensor) for a in _leaves(args)):
+    if torch and front_end(fn, args) == "torch":
         found = _with_torch(torch, fn, args, others)
     else:
         found = _with_jax(fn, args, others)
@@ -207,10 +208,3 @@ def _once(fn: Callable, args: tuple) -> float:
     start = time.perf_counter()
     _finish(fn(*args))
     return time.perf_counter() - start
-
-
-def _leaves(tree: Any) -> Iterable[Any]:
-    if isinstance(tree, dict):
-        tree = tuple(tree.values())
-    return sum((tuple(_leaves(part)) for part in tree), ()) if isinstance(
-        tree, list | tuple) else (tree,)

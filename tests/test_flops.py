@@ -715,3 +715,24 @@ def test_torch_casts_are_silent():
 def test_bad_input(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def rows_of_three(n):
+    return sum(torch.ones(n, 3) @ torch.ones(3, k) for k in (2, 2))
+
+
+@pytest.mark.parametrize("fn", [
+    rows_of_three, lambda n: rows_of_three(n)], ids=["itself", "a helper"])
+def test_the_code_tells_the_framework_where_arguments_do_not(fn):
+    assert flops.count(fn, 4).matmul == 2 * 2 * 4 * 3 * 2
+
+
+MODEL = nn.Linear(3, 2, bias=False)
+
+
+def test_a_module_named_inside_a_comprehension_is_counted_on_copies():
+    cost = flops.count(lambda xs: [MODEL(x) for x in xs], [meta(4, 3)] * 2,
+                       wrt="params")
+    assert cost.matmul == 2 * 2 * 2 * 4 * 3 * 2  # of X no gradient
+    assert cost.params == 6
+    assert MODEL.weight.grad is None

@@ -16,7 +16,6 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import course_utils
 from course_utils import ir
-from course_utils._outside import outside
 from course_utils.compilers import recorded, worker
 
 M, K, N = 512, 1024, 2048
@@ -1007,15 +1006,3 @@ def test_gradients_keep_the_options_of_the_readers_jit():
     memory = ir.ladder(fn, x, x, wrt=0).memory
     assert memory["alias"] == 64 * 64 * 4  # the gradient takes its place
     assert memory["argument"] == 2 * 64 * 64 * 4
-
-
-tanh = np.tanh  # a global, and in f below an attribute
-
-
-def test_what_lies_outside_a_function_is_what_it_loads():
-    def f(x):
-        return x.tanh() + jax.numpy.pi * later(x)
-
-    assert outside(f) == ({}, {})  # later has no value yet
-    later = len
-    assert outside(f) == ({"later": len}, {"jax": jax})

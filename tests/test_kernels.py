@@ -1,10 +1,12 @@
 """Kernels: compiled for chips that are not here, run without a GPU."""
 
+import ast
 import os
 import pickle
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -20,6 +22,7 @@ import triton.language as tl  # noqa: E402
 from course_utils import ir, kernels  # noqa: E402
 from course_utils.compilers import triton as compiler  # noqa: E402
 from course_utils.compilers.worker import CompilerError  # noqa: E402
+from tests.test_host import python, site_without  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP": 2}
@@ -286,12 +289,39 @@ def test_functions_of_one_name_given_to_a_kernel_are_told_apart():
     assert (one.count("arith.addf"), other.count("arith.addf")) == (2, 1)
 
 
-def test_a_kernel_that_ptxas_refuses_says_why():
-    wrong = kernel("tl.store(y, tl.inline_asm_elementwise('nonsense $0, $1;', "
-                   "'=f,f', [tl.load(x)], tl.float32, True, 1))")
-    with pytest.raises(ValueError, match="PTXASError: .*'nonsense'") as told:
-        ir.ladder(wrong, ONE, ONE, 4, B=4, target="h100")
-    assert "\n" not in str(told.value)
+NONSENSE = ("tl.store(y, tl.inline_asm_elementwise('nonsense $0, $1;', "
+            "'=f,f', [tl.load(x)], tl.float32, True, 1))")
+
+
+@pytest.mark.parametrize("body, words", [
+    (NONSENSE, "PTXASError: .*'nonsense'"),
+    ("tl.store(x, nowhere)", r"NameError.*nowhere.*, at line 2 of the kernel"),
+    ("tl.store(x, tl.arange(0, 3))", "power of 2"),
+])
+@pytest.mark.parametrize("call", [kernels.build, ir.ladder])
+def test_a_kernel_that_is_refused_says_why_and_leaves_nothing(
+        call, body, words, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ValueError, match=words) as told:
+        call(kernel(body), ONE, ONE, 4, B=4, target="h100")
+    said = str(told.value)
+    assert said.startswith("kernel") and " does not compile" in said
+    assert "\n" not in said and str(tmp_path) not in said
+    assert not [*tmp_path.iterdir()] and capfd.readouterr().out == ""
+
+
+def test_a_build_stopped_in_ptxas_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    written = []
+
+    def stop(*_, **__):  # Ctrl-C while ptxas runs
+        written.extend(tmp_path.rglob("*.ptx"))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(subprocess, "run", stop)
+        kernels.build(kernels.vector_add, ONE, ONE, ONE, 4, fresh=True)
+    assert written and not [*tmp_path.iterdir()]
 
 
 def scaled(factor):
@@ -445,7 +475,7 @@ def test_leaves_environment_and_knobs_as_they_were():
     kernels.build(kernels.vector_add, x, x, x, 4, fresh=True)
     kernels.launch(kernels.vector_add, 1, x, x, torch.empty(4), 4)
     broken = kernel("tl.store(y, tl.load(x) + nowhere)")
-    with pytest.raises(triton.CompilationError, match="nowhere"):
+    with pytest.raises(ValueError, match="nowhere"):
         kernels.build(broken, x, x, 4, B=4)
     with pytest.raises(Exception, match="nowhere"):
         kernels.launch(broken, 1, x, x, 4, B=4)
@@ -543,6 +573,20 @@ def test_bytes_and_rungs_of_the_example():
     assert pickle.loads(pickle.dumps(built)).sass == built.sass
 
 
+ABOVE = {"ir", "kernels", "memory", "simulate", "plot", "example", "explore",
+         "exercises"}  # floors 2 to 5
+
+
+def test_the_compilers_import_nothing_of_a_higher_floor():
+    for path in Path(compiler.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        ours = {f"{node.module}.{alias.name}".split(".")[1]
+                for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                and node.module.startswith("course_utils")
+                for alias in node.names}
+        assert not ours & ABOVE, path.name
+
+
 HIDDEN = """
 import importlib.abc, sys
 class Hide(importlib.abc.MetaPathFinder):
@@ -554,17 +598,21 @@ if hook:
 else:
     sys.modules["triton"] = None
 from course_utils import kernels, Missing
-from course_utils.compilers import triton
+from course_utils.compilers import interpreter, triton
 for use in (lambda: kernels.build(kernels.vector_add),
             lambda: kernels.build(1), lambda: kernels.launch(1, 1),
             lambda: kernels.from_source(""),
             lambda: triton.build(1, (), {}, "h100"),
             lambda: triton.assemble("", "sm_90a"),
-            lambda: triton.interpret(1, (1,), (), print)):
+            lambda: interpreter.interpret(1, (1,), (), print)):
     try:
         use()
     except Missing as missing:
         print(missing.what)
+try:
+    kernels.launch(kernels.vector_add, 1, trace=True)
+except TypeError as error:
+    print(error)
 print(triton.works("h100")[:17], kernels.device())
 """
 
@@ -574,9 +622,58 @@ def test_without_triton_it_imports_and_says_what_is_missing(hook):
     done = subprocess.run(
         [sys.executable, "-c", f"hook = {hook}\n{HIDDEN}"], cwd=ROOT,
         check=True, capture_output=True, text=True)
-    *missing, last = done.stdout.splitlines()
+    *missing, unfit, last = done.stdout.splitlines()
     assert missing == ["triton"] * 7
+    assert unfit.startswith("vector_add: missing a required argument: 'x_ptr'")
     assert last.startswith("triton is missing ")
+
+
+def test_without_torch_a_chip_that_needs_it_says_so(tmp_path):
+    out, _ = python("""
+import numpy as np
+from course_utils import Missing, ir, kernels
+x = np.zeros(64, np.float32)
+args = kernels.vector_add, x, x, x, 64
+for use in (lambda: kernels.build(*args, target="mi300x"),
+            lambda: ir.ladder(*args, target="mi300x"),
+            lambda: kernels.launch(args[0], 1, *args[1:]),
+            lambda: kernels.launch(args[0], 1, *args[1:], trace=True)):
+    try:
+        use()
+    except Missing as missing:
+        print(missing.what)
+print("torch is missing" in ir.targets().Triton["mi300x"])
+print("FADD" in kernels.build(*args).sass)
+""", "-S", PYTHONPATH=site_without(tmp_path, ("torch",)))
+    assert out.split() == ["torch"] * 4 + ["True"] * 2
+
+
+PLAIN = "@triton.jit\ndef {name}(x):\n    tl.store(x, {value})\n"
+TUNED = "@triton.autotune([], key=[])\n"
+GUESSED = "@triton.heuristics({})\n"
+
+
+@pytest.mark.parametrize("before", ["", PLAIN.format(name="a", value=1.0)])
+@pytest.mark.parametrize("wrapped", [
+    TUNED, GUESSED, TUNED + GUESSED, GUESSED + TUNED])
+def test_a_text_whose_kernel_is_wrapped_says_so(before, wrapped):
+    text = before + wrapped + PLAIN.format(name="b", value=2.0)
+    with pytest.raises(TypeError, match="b is of type .*@triton.auto") as told:
+        kernels.from_source(text)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("after", [
+    PLAIN.format(name="a", value=3.0),  # again: its name stands first
+    PLAIN.format(name="c", value=3.0) + "last = b\n",
+    PLAIN.format(name="c", value=3.0)
+    + "from course_utils.kernels import matmul_bias_relu\n"])
+def test_from_source_takes_the_kernel_defined_last(after):
+    text = "".join(PLAIN.format(name=n, value=v)
+                   for n, v in (("a", 1.0), ("b", 2.0))) + after
+    x = torch.zeros(1, device=kernels.device())
+    kernels.launch(kernels.from_source(text), 1, x)
+    assert x.item() == 3
 
 
 ONE = torch.ones(4)
@@ -584,7 +681,7 @@ ONE = torch.ones(4)
 
 @pytest.mark.parametrize("call, error, words", [
     (lambda k: kernels.build(k, ONE, ONE, ONE, 4, target="h10"),
-     ValueError, "no target 'h10'; nearest: h100"),
+     ValueError, "^Triton knows no target 'h10'; nearest: h100"),
     (lambda k: kernels.build(k, ONE, ONE, ONE, 4, BLOCK_SIZ=4),
      ValueError, "'BLOCK_SIZ'; nearest: BLOCK_SIZE"),
     (lambda k: kernels.launch(k, 1, ONE, ONE, ONE),
@@ -636,7 +733,9 @@ def test_bad_input_gets_one_sentence(call, error, words):
     before = ONE.clone()
     with pytest.raises(error, match=words) as caught:
         call(kernels.vector_add)
-    assert "\n" not in str(caught.value) and torch.equal(ONE, before)
+    said = str(caught.value)
+    assert "\n" not in said and re.search(r"[^.]\.$", said)
+    assert torch.equal(ONE, before)
 
 
 @pytest.mark.gpu

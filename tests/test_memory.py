@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_utils import chips, kernels, memory
-from course_utils.compilers.trace import Access, Operand, Trace
+from course_utils.kernels.trace import Access, Operand, Trace
 
 KINDS = ("load", "store", "atomic")
 

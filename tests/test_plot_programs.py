@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from course_utils import kernels, plot, simulate
-from course_utils.compilers.trace import Access, Operand, Trace
+from course_utils.kernels.trace import Access, Operand, Trace
 from tests.test_plot import texts
 
 np = pytest.importorskip("numpy")

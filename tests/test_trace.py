@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from course_utils import kernels  # noqa: E402
-from course_utils.compilers import recorded, trace  # noqa: E402
+from course_utils.compilers import recorded  # noqa: E402
+from course_utils.kernels import trace  # noqa: E402
 from tests.test_host import python, site_without  # noqa: E402
 
 ON = kernels.device()
@@ -311,6 +312,14 @@ except Missing as missing:
     assert f"recorded {date.today()} by `make record` with triton" in note
 
 
+def test_the_courses_traces_are_recorded(tmp_path):
+    """Without triton stage 5 still has the traffic of the example."""
+    out, _ = python("from course_utils import example\n"
+                    "print(example.launch().where)", "-S",
+                    PYTHONPATH=site_without(tmp_path, ("triton",)))
+    assert out == "recorded\n"
+
+
 def test_the_example_is_small(tmp_path, monkeypatch):
     """Of the whole example only the size of what is kept is checked."""
     pattern = (np.arange(128)[:, None] * 1024 + np.arange(64)).ravel()
@@ -320,12 +329,12 @@ def test_the_example_is_small(tmp_path, monkeypatch):
         for p in range(2176)), {"x": x}, (2176,))
     monkeypatch.setattr(recorded, "FOLDER", Path(tmp_path))
     monkeypatch.delenv("COURSE_RECORD", raising=False)
-    recorded.keep_trace("a", seen)
+    trace.keep_trace("a", seen)
     assert not os.listdir(tmp_path)
     monkeypatch.setenv("COURSE_RECORD", "1")
-    recorded.keep_trace("a", seen)
+    trace.keep_trace("a", seen)
     assert (tmp_path / "a.trace.gz").stat().st_size < 40_000
-    again, whence = recorded.find_trace("a")
+    again, whence = trace.find_trace("a")
     assert recorded.COMMAND in whence
     assert again.accesses[9].offsets.tolist() == (576 + pattern).tolist()
     assert again.accesses[9].pattern is again.accesses[0].pattern

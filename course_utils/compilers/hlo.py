@@ -26,10 +26,14 @@ _CALLED = re.compile(
 # No work of their own: views, tuples, and inputs.
 _NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element",
             "after-all", "partition-id", "replica-id", "opt-barrier"}
-# A copy that only starts or ends here: the data counts where it is used.
-_THROUGH = {"copy-start", "copy-done", "bitcast", "opt-barrier"}
-# Custom calls of the TPU back end that name or split buffers.
-_BOOKKEEPING = {"AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh"}
+# A TPU fetches ahead, some whole arrays and some in slices, put together by
+# _JOINED; what is fetched counts where it is used.
+_FETCHES = {"copy-start", "copy-done", "slice-start", "slice-done"}
+_JOINED = "ConcatBitcast"
+_THROUGH = _FETCHES | {"bitcast", "opt-barrier"}
+# Custom calls of the TPU back end that name, join or split buffers.
+_BOOKKEEPING = {"AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh",
+                _JOINED}
 # Inside a fusion these shape or name values; they compute nothing.
 _SILENT = _NOTHING | {"broadcast", "reshape", "fusion", "copy", "slice",
                       "concatenate", "iota"}
@@ -144,7 +148,7 @@ def _walk(name: str, computations: Computations,
         if op.opcode in ("while", "call", "conditional"):
             for called in op.called:
                 found += _walk(called, computations, generated)
-        elif not (op.opcode in _NOTHING or op.opcode == "copy-start"
+        elif not (op.opcode in _NOTHING | _FETCHES
                   or op.opcode.endswith("-done")
                   or _target(op) in _BOOKKEEPING):
             # What starts has operands and counters in its shape besides.
@@ -156,22 +160,23 @@ def _walk(name: str, computations: Computations,
 def _kernel(op: Instruction, ops: dict[str, Instruction],
             computations: Computations, generated: set[str] | None) -> Kernel:
     author, who = _writer(op, generated)
-    taken: dict[str, list[int | None]] = {}  # of each value, once
+    taken: dict[str, int] = {}  # of each value, once
     for name in dict.fromkeys(op.operands):
-        taken.setdefault(_source(name, ops), []).append(
-            _taken(name, [op], computations))
-    read = 0
-    for name, parts in taken.items():
-        if name in ops:
-            whole = shape_bytes(ops[name].shape)
-            read += whole if None in parts else min(whole, sum(parts))
+        part = _taken(name, [op], computations)
+        if part is None and name in ops:  # all of it, itself perhaps a slice
+            part = shape_bytes(ops[name].shape)
+        source = _source(name, ops)
+        taken[source] = taken.get(source, 0) + (part or 0)
+    read = sum(min(part, shape_bytes(ops[name].shape))
+               for name, part in taken.items() if name in ops)
     return Kernel(op.name, author, who, _ops(op, computations), read,
                   _written(op, ops, computations))
 
 
 def _source(name: str, ops: dict[str, Instruction]) -> str:
     """The value behind copies and views of it."""
-    while name in ops and ops[name].opcode in _THROUGH:
+    while name in ops and (ops[name].opcode in _THROUGH
+                           or _target(ops[name]) == _JOINED):
         name = ops[name].operands[0]
     return name
 

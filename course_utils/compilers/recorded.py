@@ -1,4 +1,4 @@
-"""Ladders recorded where the compilers were, for machines that lack them.
+"""What was recorded where the compilers were, for machines that lack them.
 
 A recording is found by what was compiled (the function's own source, its
 arguments, the target), never by name alone, and says when, with which tools
@@ -12,13 +12,13 @@ import gzip
 import hashlib
 import json
 import os
+import platform
 import textwrap
 from dataclasses import asdict, fields
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from course_utils import host
 from course_utils.compilers.rung import (
     Buffer,
     Compiled,
@@ -28,7 +28,7 @@ from course_utils.compilers.rung import (
     absent,
 )
 from course_utils.compilers.text import follow, steady
-from course_utils.compilers.trace import Trace, from_data
+from course_utils.host import Missing
 
 FOLDER = Path(__file__).parent.parent / "recorded"
 COMMAND = "make record"
@@ -50,7 +50,7 @@ def find(name: str, start: int = 0) -> tuple[Compiled, str] | None:
 
     ``start`` is the line at which the function begins today.
     """
-    if (data := _read(f"{name}.json.gz")) is None:
+    if (data := read(f"{name}.json.gz")) is None:
         return None
     then = data["rungs"][0]["origins"]  # of its Python
     moved = {line: line - then[0] + start for line in then}
@@ -74,29 +74,26 @@ def targets() -> set[str]:
 
 def keep(name: str, target: str, made: Compiled) -> None:
     """Record ``made``, if COURSE_RECORD says that we are recording."""
-    if "COURSE_RECORD" not in os.environ or target == "cpu":
+    if not recording() or target == "cpu":
         return
-    tools = sorted({rung.tool for rung in made.rungs if rung.tool})
-    when = f"recorded {date.today()}"
-    data = {
-        "when": when,
-        "provenance": f"{when} by `{COMMAND}` with "
-                      f"{', '.join(tools)} on {host.platform.machine()} "
-                      f"{host.platform.system()}",
+    tools = ", ".join(sorted({rung.tool for rung in made.rungs if rung.tool}))
+    write(f"{name}.json.gz", {
+        "when": f"recorded {date.today()}",
+        "provenance": provenance(
+            f"{tools} on {platform.machine()} {platform.system()}"),
         "rungs": [_steady(rung) for rung in made.rungs],
         "passes": [asdict(p) for p in made.passes if p.changed],
         "kernels": [{f.name: getattr(kernel, f.name) for f in fields(Kernel)}
                     for kernel in made.kernels],
         "buffers": [asdict(buffer) for buffer in made.buffers],
-        "memory": made.memory}
-    _write(f"{name}.json.gz", json.dumps(data))
+        "memory": made.memory})
     index = FOLDER / "index.json"
     index.write_text(json.dumps(sorted(targets() | {target})) + "\n")
 
 
 def _steady(rung: Rung) -> dict[str, Any]:
     if len(rung.raw) > _LARGEST:
-        rung = absent(rung.name, host.Missing(
+        rung = absent(rung.name, Missing(
             f"The rung {rung.name}", f"of its {len(rung.raw):,} characters a "
             "recording keeps none", f"Compile it with {rung.tool}."))
     kept = steady(rung.raw)
@@ -104,28 +101,25 @@ def _steady(rung: Rung) -> dict[str, Any]:
         rung.raw, rung.origins, kept)}
 
 
-def find_trace(name: str) -> tuple[Trace, str] | None:
-    """The recorded trace called ``name`` and where it comes from, if any."""
-    data = _read(f"{name}.trace.gz")
-    return data and (from_data(data), data["provenance"])
+def recording() -> bool:
+    """Whether what is made now is to be kept: COURSE_RECORD says so."""
+    return "COURSE_RECORD" in os.environ
 
 
-def keep_trace(name: str, trace: Trace) -> None:
-    """Record ``trace``, if COURSE_RECORD says that we are recording."""
-    if "COURSE_RECORD" not in os.environ:
-        return
-    _write(f"{name}.trace.gz", json.dumps({
-        "provenance": f"recorded {date.today()} by `{COMMAND}` with triton "
-                      f"{host.version('triton')}, in its interpreter",
-        **trace.data()}))  # its tensors stay in their order
+def provenance(tools: str) -> str:
+    """When, by which command and with which ``tools`` it is recorded."""
+    return f"recorded {date.today()} by `{COMMAND}` with {tools}"
 
 
-def _read(file: str) -> dict[str, Any] | None:
+def read(file: str) -> dict[str, Any] | None:
+    """What ``file`` of the folder holds, None where it is not there."""
     path = FOLDER / file
     return json.loads(gzip.decompress(path.read_bytes())) if (
         path.exists()) else None
 
 
-def _write(file: str, text: str) -> None:
+def write(file: str, data: dict[str, Any]) -> None:
+    """Put ``data`` into ``file`` of the folder; the same twice is the same."""
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / file).write_bytes(gzip.compress(text.encode(), mtime=0))
+    (FOLDER / file).write_bytes(
+        gzip.compress(json.dumps(data).encode(), mtime=0))

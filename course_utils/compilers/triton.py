@@ -1,7 +1,8 @@
 """Triton: kernels compiled for chips that are not here, and PTX to SASS.
 
 Every private name of Triton that the course uses is in this file (3.6 to
-3.7.1). Nothing here needs a GPU, and no knob stays changed.
+3.7.1) or, of its interpreter, in interpreter.py. Nothing here needs a GPU, and
+no knob stays changed. Floor 1.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import contextlib
 import difflib
 import functools
 import importlib.util
+import inspect
 import io
-import itertools
 import math
 import re
 import subprocess
@@ -24,11 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from course_utils._outside import outside
 from course_utils.compilers import origins
 from course_utils.compilers.cache import cached
 from course_utils.compilers.rung import (
@@ -65,27 +65,23 @@ _SAME = re.compile(r"tt\.(addptr|splat|broadcast|expand_dims|reshape|trans|"
 _LOADS = re.compile(r"tt\.(load|atomic_\w+|descriptor_(load|gather|reduce))")
 _STORES = re.compile(
     r"tt\.(store|atomic_\w+|descriptor_(store|scatter|reduce))")
-_MEMORY = {  # of the interpreter: what it is, the places of its arguments
-    "load": ("load", 0, 2, 1),  # pointers, other, mask
-    "store": ("store", 0, 1, 2),  # pointers, values, mask
-    "atomic_rmw": ("atomic", 1, 2, 3),  # pointers, values, mask
-    "atomic_cas": ("atomic", 0, 1, None),  # pointers, values, no mask
-}
-_TAG = 56  # no address needs the bits from here on
-_ALONE = threading.RLock()  # for what it patches, and its switches, are global
+ALONE = threading.RLock()  # for what it patches, and its switches, are global
 
 
-def _triton() -> Any:
-    """Triton and the private parts used below, in one namespace."""
+def internals() -> Any:
+    """Triton and the private parts that the course uses, in one namespace.
+
+    Raises Missing where there is no triton, or one of another inside.
+    """
     triton = need("triton", "it compiles and runs the course's GPU kernels")
     # code_generator keeps for good the parts of triton.language it finds when
     # first imported: never let that be while interpret() has patched them.
     try:
-        from triton.backends.nvidia.compiler import get_ptxas
+        from triton.backends.nvidia import compiler as nvidia
         from triton.compiler import code_generator, compiler
         from triton.runtime import interpreter, jit
         return SimpleNamespace(
-            package=triton, jit=jit, compiler=compiler, get_ptxas=get_ptxas,
+            package=triton, jit=jit, compiler=compiler, nvidia=nvidia,
             interpreter=interpreter, patch=interpreter._patch_lang,
             scope=interpreter._LangPatchScope,
             convert=interpreter._implicit_cvt,
@@ -125,10 +121,10 @@ def assemble(ptx: str, arch: str) -> Assembled:
     Takes the ptxas Triton would take, or its newer one where the first is
     older than the PTX. Raises CompilerError with ptxas' own words.
     """
-    triton = _triton()
+    triton = internals()
     if not (number := re.fullmatch(r"sm_(\d+)[af]?", arch)):
         raise ValueError(f'arch is {arch!r}: write it as in "sm_90a".')
-    first = triton.get_ptxas(int(number[1]))
+    first = triton.nvidia.get_ptxas(int(number[1]))
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder, "x.ptx"), Path(folder, "x.cubin")
         source.write_text(ptx, encoding="utf-8")
@@ -157,7 +153,7 @@ def _read_back(cubin: bytes, log: str, tool: str, here: str = "",
         binary.write(cubin)
         binary.flush()
         done = subprocess.run(
-            [_triton().package.knobs.nvidia.nvdisasm.path, "-c", "-gi",
+            [internals().package.knobs.nvidia.nvdisasm.path, "-c", "-gi",
              "-ndf", binary.name],  # no data flow: the same text, sooner
             capture_output=True, text=True)
     if done.returncode:
@@ -202,9 +198,21 @@ def uncompiled(module: str, name: str) -> Uncompiled:
     return Uncompiled(getattr(loaded, name))
 
 
-def is_kernel(value: Any) -> bool:
-    """Whether ``value`` is what @triton.jit makes."""
-    return isinstance(value, _triton().jit.JITFunction)
+def python(kernel: Any) -> Any:
+    """The function below all that Triton's decorators put around it."""
+    while isinstance(kernel, internals().jit.KernelInterface):
+        kernel = kernel.fn
+    return kernel
+
+
+def checked(kernel: Any, name: str = "kernel") -> Any:
+    """``kernel``, if it is what @triton.jit makes; else TypeError."""
+    if not isinstance(kernel, internals().jit.JITFunction):
+        raise TypeError(
+            f"{name} is of type {type(kernel).__name__}: give the @triton.jit "
+            "function itself, with no @triton.autotune or @triton.heuristics "
+            "around it, and made without TRITON_INTERPRET.")
+    return kernel
 
 
 def bind(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
@@ -214,15 +222,12 @@ def bind(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
 
     Raises TypeError or ValueError where they do not fit the kernel.
     """
-    if not is_kernel(kernel):
-        raise TypeError(f"kernel is of type {type(kernel).__name__}: give the "
-                        "@triton.jit function itself, made without "
-                        "TRITON_INTERPRET.")
-    parameters = kernel.signature.parameters
+    parameters = checked(kernel).signature.parameters
+    backend = _backend(target)
     own = {k: v for k, v in meta.items() if k in parameters}
     options = {k: v for k, v in meta.items() if k not in parameters}
     try:
-        settings = _backend(target).parse_options(dict(options))
+        settings = backend.parse_options(dict(options))
     except (AssertionError, TypeError, ValueError) as error:
         raise ValueError(
             f"{kernel.__name__} with {options}: {error}.") from None
@@ -230,22 +235,29 @@ def bind(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
     for key in meta.keys() - set(known):
         raise ValueError(f"{kernel.__name__} knows no argument {key!r}; "
                          f"nearest: {_nearest(key, known)}.")
-    try:
-        bound = kernel.signature.bind(*args, **own)
-    except TypeError as error:
-        raise TypeError(f"{kernel.__name__}: {error}; its parameters are "
-                        f"{', '.join(parameters)}.") from None
-    bound.apply_defaults()
-    values = {
+    values = {  # NumPy's numbers as Python's
         k: v.item() if type(v).__module__ == "numpy" and not v.shape else v
-        for k, v in bound.arguments.items()}  # NumPy's numbers as ours
+        for k, v in named(kernel.fn, args, own).items()}
     examples = {p.name: values[p.name] if p.is_constexpr
                 else _example(p.name, values[p.name]) for p in kernel.params}
     return values, examples, options
 
 
+def named(fn: Callable, args: Sequence[Any], own: Mapping[str, Any],
+          ) -> dict[str, Any]:
+    """Arguments of ``fn`` by name, defaults included; TypeError if unfit."""
+    signature = inspect.signature(fn)
+    try:
+        bound = signature.bind(*args, **own)
+    except TypeError as error:
+        raise TypeError(f"{fn.__name__}: {error}; its parameters are "
+                        f"{', '.join(signature.parameters)}.") from None
+    bound.apply_defaults()
+    return bound.arguments
+
+
 def _example(name: str, value: Any) -> Any:
-    triton = _triton()
+    triton = internals()
     if value is None or isinstance(value, Real):
         return value
     dtype = getattr(value, "dtype", value)
@@ -261,7 +273,9 @@ def _backend(target: str) -> Any:
     if target not in TARGETS:
         raise ValueError(f"Triton knows no target {target!r}; nearest: "
                          f"{_nearest(target, TARGETS)}.")
-    compiler = _triton().compiler
+    compiler = internals().compiler
+    if TARGETS[target][0] == "hip":
+        need("torch", "Triton's AMD back end asks it how large a tensor is")
     return compiler.make_backend(compiler.GPUTarget(*TARGETS[target]))
 
 
@@ -295,7 +309,7 @@ class Built(Kernel):
 def build(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
           target: str = "h100", fresh: bool = False) -> Built:
     """See ``kernels.build``. All rungs come from one compile."""
-    triton = _triton()
+    triton = internals()
     values, examples, options = bind(kernel, args, meta, target)
     backend, here = _backend(target), file_of(kernel.fn)
     binder = triton.binder(kernel.signature, kernel.params, backend)
@@ -303,7 +317,7 @@ def build(kernel: Any, args: Sequence[Any], meta: Mapping[str, Any],
     settings, signature, constants, hints = kernel._pack_args(
         backend, dict(options), bound, special, options)
     work = triton.compiler.ASTSource(kernel, signature, constants, hints)
-    with _ALONE:
+    with ALONE:
         # Triton's own key would miss a helper or a constant that changed.
         first = _first_ir(work, backend, settings)
         key = ("triton", target, steady(first), origins.mlir(first, here),
@@ -331,7 +345,7 @@ def _bytes(names: Iterable[str] | None, values: Mapping[str, Any],
 
 def _first_ir(work: Any, backend: Any, settings: Any) -> str:
     """What the kernel and all it calls say today: TTIR before any pass."""
-    ir = _triton().ir
+    ir = internals().ir
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
@@ -341,7 +355,7 @@ def _first_ir(work: Any, backend: Any, settings: Any) -> str:
 
 
 def _compile(work: Any, chip: Any, settings: Any, target: str) -> Built:
-    triton, here = _triton(), file_of(work.fn.fn)
+    triton, here = internals(), file_of(work.fn.fn)
     made, seconds, log = _run_triton(work, chip, settings)
     code, version = made.asm, f"triton {triton.package.__version__}"
     rungs = {name: Rung(name, code[stage], language, version, seconds[stage],
@@ -350,7 +364,7 @@ def _compile(work: Any, chip: Any, settings: Any, target: str) -> Built:
              if stage in code}
     if "cubin" in code:
         start = time.perf_counter()
-        ptxas = triton.get_ptxas(chip.arch).version
+        ptxas = triton.nvidia.get_ptxas(chip.arch).version
         read = _read_back(code["cubin"], log, f"ptxas {ptxas}", here,
                           code["ptx"])
         rungs["sass"] = Rung("sass", read.sass, "sass", read.tool,
@@ -371,13 +385,19 @@ def _compile(work: Any, chip: Any, settings: Any, target: str) -> Built:
 def _run_triton(work: Any, chip: Any, settings: Any,
                 ) -> tuple[Any, dict[str, float], str]:
     """What Triton makes, the seconds of each stage, and what it prints."""
-    triton = _triton()
+    triton = internals()
     knobs, times, printed = triton.package.knobs, [], io.StringIO()
     with contextlib.ExitStack() as stack:
         for group in (knobs.cache, knobs.compilation, knobs.nvidia):
             stack.enter_context(group.scope())
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         # An empty cache: a warm one would hide what the compiler does.
-        knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
+        knobs.cache.dir = folder
+        # What it writes for a ptxas that fails or is stopped it leaves there.
+        inside = functools.partial(tempfile.NamedTemporaryFile, dir=folder)
+        stack.enter_context(mock.patch.object(
+            triton.nvidia, "tempfile", SimpleNamespace(
+                **vars(tempfile) | {"NamedTemporaryFile": inside})))
         knobs.compilation.store_binary_only = False
         knobs.compilation.listener = lambda **seen: times.append(seen["times"])
         knobs.nvidia.dump_ptxas_log = True  # the one way to its -v report
@@ -386,6 +406,22 @@ def _run_triton(work: Any, chip: Any, settings: Any,
     seconds = {stage: us / 1e6 for stage, us in times[0].lowering_stages}
     seconds["ttir"] += times[0].ir_initialization / 1e6
     return made, seconds, printed.getvalue()
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """What Triton or ptxas throw as a ValueError of one sentence.
+
+    ``what`` begins it: "vector_add does not compile for h100".
+    """
+    try:
+        yield
+    except (Missing, CompilerError):
+        raise
+    except (internals().package.TritonError, RuntimeError) as error:
+        told = (reason(error) or str(error)).strip().partition("\n")[0]
+        raise ValueError(f"{what}: {type(error).__name__}: "
+                         f"{steady(told).rstrip('.: ')}.") from None
 
 
 def reason(error: BaseException) -> str:
@@ -454,144 +490,3 @@ def _operations(ttir: str) -> Iterator[tuple[int, str, list[str], list[str]]]:
                [f"{name}#{n}" for n in range(int(count or 1))],
                [value if "#" in value else value + "#0"
                 for value in re.findall(r"%[\w.$-]+(?:#\d+)?", rest)])
-
-
-def interpret(kernel: Any, grid: tuple[int, ...], args: Iterable[Any],
-              note: Callable[..., None]) -> None:
-    """Run ``kernel`` over ``grid`` in Python, on tensors in the CPU's memory.
-
-    ``note(kind, program, tensors, addresses, shape, width, line, lane)`` is
-    called before each load, store or atomic that has a lane with its mask
-    on: which tensor arguments its pointers come from (1 the first, 0 none),
-    addresses of those lanes (uint64, row by row), shape of the block, bytes a
-    lane, line of the kernel's source, number of the first such lane. Raises
-    what the kernel or ``note`` raises, and ValueError for types that come out
-    wrong: bf16 and fp8.
-    """
-    with _ALONE:  # looked up inside: outside they may be another thread's
-        triton = _triton()
-        inner, language = triton.interpreter, triton.package.language
-        builder, partial = inner.interpreter_builder, functools.partial
-        function = functools.cache(partial(_interpreted, inner))
-
-        def call(helper: Any, *args: Any, **kwargs: Any) -> Any:
-            return function(helper.fn).rewrite()(*args, **kwargs)
-
-        def seen(kind: str, tensors: list[int], addresses: Any, shape: tuple,
-                 width: int, lane: int) -> None:
-            note(kind, builder.grid_idx, tensors, addresses, shape, width,
-                 _line(kernel.fn.__code__), lane)
-
-        # Triton's own switch spoils every later compile; this is restored.
-        scope = triton.scope()
-        patch = scope.set_attr
-        try:
-            patch(inner, "_LangPatchScope", lambda: scope)  # if stopped, too
-            triton.patch(SimpleNamespace(
-                __globals__={"tl": language, "core": language.core}))
-            patch(triton.jit.JITFunction, "__call__", call)
-            patch(inner, "_implicit_cvt", partial(
-                _tagged, triton.convert, itertools.count(1)))
-            patch(inner, "_get_np_dtype", partial(_checked, triton.numpy_type))
-            patch(inner, "_patch_lang_tensor", partial(
-                _indexed, triton.patch_tensor))
-            patch(inner.InterpreterBuilder, "create_dot", staticmethod(
-                partial(_dot, inner.TensorHandle, builder.create_dot)))
-            for name, how in _MEMORY.items():
-                patch(triton.memory, name, _noted(
-                    getattr(triton.memory, name), seen, *how))
-            function(kernel.fn)[grid](*args)
-        except inner.InterpreterError as error:
-            raise (error.__cause__ or error) from None
-        finally:
-            scope.restore()
-
-
-def _interpreted(inner: Any, fn: Callable) -> Any:
-    """``fn`` as Triton's interpreter has it."""
-    # In a copy of its globals: the rewriter leaves its imports behind, and
-    # looks nowhere else for what a closure holds.
-    names = fn.__globals__ | outside(fn)[0]
-    copy = FunctionType(fn.__code__, names, fn.__name__, fn.__defaults__,
-                        fn.__closure__)
-    made = inner.InterpretedFunction(functools.update_wrapper(copy, fn))
-    made.rewritten_fn = {}  # its own: Triton's would outlive the launch
-    return made
-
-
-def _line(code: CodeType) -> int:
-    """Of a kernel's source, 1 its first; 0 if it is not running."""
-    frame = sys._getframe(1)
-    while frame and (frame.f_code.co_filename, frame.f_code.co_name) != (
-            code.co_filename, code.co_name):
-        frame = frame.f_back
-    return frame.f_lineno - code.co_firstlineno + 1 if frame else 0
-
-
-def _tagged(convert: Callable, numbers: Iterator[int], value: Any) -> Any:
-    """An argument as the interpreter has it, an address with its number.
-
-    In the top byte the number goes with whatever is computed from the
-    address, also where two arguments share memory.
-    """
-    made = convert(int(value) if isinstance(value, bool) else value)
-    if hasattr(value, "data_ptr"):
-        made.handle.data |= next(numbers) << _TAG
-    return made
-
-
-def _indexed(patch: Callable, tensor: type, scope: Any) -> None:
-    """A tensor as Triton patches it, but that NumPy 2.4 counts by, too.
-
-    Triton 3.6 counts by ``int`` of an array, which no longer exists.
-    """
-    patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-
-def _checked(numpy_type: Callable, kind: Any) -> Any:
-    """NumPy's type for Triton's ``kind``, if that comes out right."""
-    if re.match("bf16|fp8", str(getattr(kind, "scalar", kind))):
-        raise ValueError(
-            f"The kernel computes in {kind}, in which the interpreter is "
-            "wrong: take the type from a pointer (y_ptr.dtype.element_ty), "
-            "or launch on a GPU.")
-    return numpy_type(kind)
-
-
-def _noted(call: Callable, seen: Callable[..., None], kind: str, at: int,
-           value: int, mask: int | None) -> Callable:
-    """``call``, which reads or writes memory, ``seen`` before it does."""
-    import numpy as np
-
-    def noted(*args: Any) -> Any:
-        tags, addresses = args[at] >> _TAG, args[at] & (1 << _TAG) - 1
-        # For a block pointer Triton gives a memoryview.
-        on = np.asarray(args[mask] if mask else np.ones(tags.shape), bool)
-        if on.any():
-            seen(kind, np.unique(tags[on]).tolist(), addresses[on],
-                 addresses.shape, args[value].dtype.itemsize,
-                 int(on.argmax()))
-        return call(*args[:at], addresses, *args[at + 1:])
-
-    return noted
-
-
-def _dot(handle: Callable, whole: Callable, a: Any, b: Any, d: Any,
-         *rest: Any) -> Any:
-    """a @ b + d, some rows at a time: too few for BLAS to share out.
-
-    Its threads wait for each other by spinning, and with other work about
-    that is 1000 times slower.
-    """
-    import numpy as np
-
-    rows = max(1, 2**18 // (b.data.shape[-2] * b.data.shape[-1]))
-
-    def part(block: Any, first: int) -> Any:
-        return handle(block.data[..., first:first + rows, :], block.dtype)
-
-    parts = [whole(part(a, first), b, part(d, first), *rest)
-             for first in range(0, d.data.shape[-2], rows)]
-    return handle(np.concatenate([part.data for part in parts], -2),
-                  parts[0].dtype)

@@ -32,13 +32,13 @@ import contextlib
 import html
 import importlib
 import inspect
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from course_utils.flops._rules import KINDS, WHY, Op, array, leaves
+from course_utils._front import front_end, leaves
+from course_utils.flops._rules import KINDS, WHY, Op, array
 from course_utils.host import Missing, need
 
 __all__ = ["KINDS", "Cost", "Op", "compare", "count"]
@@ -138,20 +138,13 @@ def _front_end(fn: Any, args: tuple, kwargs: Any) -> Any:
         what, bad = ("kwargs", kwargs) if callable(fn) else ("fn", fn)
         raise TypeError(f"{what} is a {type(bad).__name__}: pass fn, a "
                         "function or module, its arguments, kwargs as a dict")
-    torch = sys.modules.get("torch")
-    ours = (torch.Tensor, torch.nn.Module) if torch else ()
-    kinds = {"torch" if isinstance(x, ours) else "jax"
-             for x in leaves([fn, args, kwargs])
-             if isinstance(x, ours) or (hasattr(x, "dtype") and x is not fn)}
-    if len(kinds) == 2:
-        raise TypeError("args mix torch with JAX or NumPy arrays: pass one "
-                        f"kind (here {_described(fn, args)})")
-    if torch and not kinds:
-        from course_utils.flops._torch import closed
-
-        kinds = {"torch" for _ in closed(fn, set())}
-    name = kinds.pop() if kinds else "jax"
+    name = front_end(fn, (args, kwargs)).lower()
     need(name, WHY)
+    if name == "torch" and any(
+            hasattr(x, "dtype") and type(x).__module__ == "numpy"
+            for x in leaves([args, kwargs])):
+        raise TypeError("args mix torch with NumPy arrays: pass one kind "
+                        f"(here {_described(fn, args)})")
     return importlib.import_module(f"{__name__}._{name}")
 
 

@@ -13,8 +13,8 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -68,16 +68,6 @@ def array(x: Any) -> Array:
     itemsize = getattr(x.dtype, "itemsize", 0)
     return Array(tuple(x.shape), str(x.dtype).removeprefix("torch."),
                  itemsize, math.prod(held) * itemsize)
-
-
-def leaves(tree: Any) -> Iterator[Any]:
-    if is_dataclass(tree) and not isinstance(tree, type):
-        tree = [getattr(tree, of.name) for of in fields(tree)]
-    if isinstance(tree, dict | list | tuple):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves(item)
-    else:
-        yield tree
 
 
 def ops_of(name: str, ins: list[Array], outs: list[Array], keys: list,

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import functools
 import gc
-import inspect
 import logging
 import sys
 import threading
@@ -32,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from course_utils._outside import outside
+from course_utils._front import leaves, levels
 from course_utils.flops import _rules as rules
 from course_utils.host import need
 
@@ -119,23 +118,15 @@ def _flop_counter() -> Any:
     return need("torch.utils.flop_counter", rules.WHY)
 
 
-def closed(fn: Any, seen: set) -> Iterator[Module]:
-    """The modules fn closes over or names among its file's globals."""
+def _closed(fn: Any) -> list[Module]:
+    """The modules that fn, or a function it calls, takes from around it."""
     if isinstance(fn, Module):
-        yield fn
-        return
-    if isinstance(fn, torch.optim.Optimizer):  # of parameters without copies
+        return []
+    found = [x for level in levels(fn) for x in level]
+    if any(isinstance(x, torch.optim.Optimizer) for x in found):
         raise ValueError("fn closes over an optimizer: pass it and its model "
-                         "as arguments")
-    for wrapped in "_torchdynamo_orig_callable", "func":  # compiled, partial
-        fn = getattr(fn, wrapped, fn)
-    if inspect.isfunction(fn) and fn not in seen:
-        seen.add(fn)
-        around, names = outside(fn)
-        if str(fn.__module__).startswith("torch"):
-            names = {}
-        for x in rules.leaves([around, names]):
-            yield from closed(x, seen)
+                         "as arguments")  # it would hold no copies
+    return [x for x in found if isinstance(x, Module)]
 
 
 # --- running fn on copies ----------------------------------------------------
@@ -164,7 +155,7 @@ class _Copy(TorchFunctionMode):
 
 def _inner(tree: Any) -> list[Tensor]:
     """Tensors and module parameters in it, each once."""
-    return list({id(t): t for x in rules.leaves(tree) for t in (
+    return list({id(t): t for x in leaves(tree) for t in (
         x.parameters() if isinstance(x, Module) else [x])
         if isinstance(t, Tensor)}.values())
 
@@ -183,8 +174,7 @@ def _run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
         with _Copy(fake), mock.patch.dict(copy._deepcopy_dispatch, _SHARED):
             call, args, kwargs = copy.deepcopy(
                 (getattr(fn, "_orig_mod", fn), args, kwargs), memo)
-            for module in () if isinstance(fn, Module) else closed(
-                    fn, set()):  # they are their copies for the time
+            for module in _closed(fn):  # they are copies for the time
                 stack.callback(vars(module).update, dict(vars(module)))
                 copied = copy.deepcopy(module, memo)
                 stack.callback(vars(module).clear)
@@ -258,7 +248,7 @@ def _line() -> str:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [x for x in rules.leaves(tree) if isinstance(x, Tensor)]
+    return [x for x in leaves(tree) if isinstance(x, Tensor)]
 
 
 def _plain(x: Any) -> bool:

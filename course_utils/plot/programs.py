@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from course_utils import host
-from course_utils.compilers.trace import traced
+from course_utils.kernels.trace import traced
 from course_utils.plot.base import (
     FILLS,
     canvas,
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from course_utils.compilers.trace import Access, Operand, Trace
     from course_utils.kernels import Launch
+    from course_utils.kernels.trace import Access, Operand, Trace
     from course_utils.simulate import Queue
 
 Box = tuple[int, int, int, int]  # first and last row, first and last column

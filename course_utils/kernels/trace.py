@@ -1,4 +1,4 @@
-"""Which elements a kernel reads and writes, access by access. Floor 1."""
+"""Which elements a kernel reads and writes, access by access. Floor 2."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from course_utils import host
+from course_utils.compilers import recorded
 from course_utils.host import need
 
 if TYPE_CHECKING:
@@ -106,19 +108,21 @@ class Trace:
     grid: tuple[int, ...]
 
     @property
+    def _sizes(self) -> Program:
+        return (*self.grid, 1, 1)[:3]
+
+    @property
     def programs(self) -> tuple[Program, ...]:
         """All programs in the order a GPU numbers them: x fastest."""
-        x, y, z = (*self.grid, 1, 1)[:3]
-        return tuple((i, j, k) for k in range(z) for j in range(y)
-                     for i in range(x))
+        x, y, z = map(range, self._sizes)
+        return tuple((i, j, k) for k in z for j in y for i in x)
 
     def program(self, number: int | Sequence[int]) -> Program:
         """(x, y, z) of a program given by a number or by (x, y, z)."""
         want = number if isinstance(number, Sequence) else (number,)
         want = (*want, 0, 0)[:3]
-        sizes = (*self.grid, 1, 1)[:3]
         if not all(n in range(size)
-                   for n, size in zip(want, sizes, strict=True)):
+                   for n, size in zip(want, self._sizes, strict=True)):
             raise ValueError(f"program {number} is not of the grid "
                              f"{self.grid}, which starts at 0.")
         return want
@@ -188,14 +192,28 @@ def from_data(data: Mapping[str, Any]) -> Trace:
         tensors, tuple(data["grid"]))
 
 
+def find_trace(name: str) -> tuple[Trace, str] | None:
+    """The recorded trace called ``name`` and where it comes from, if any."""
+    data = recorded.read(f"{name}.trace.gz")
+    return data and (from_data(data), data["provenance"])
+
+
+def keep_trace(name: str, trace: Trace) -> None:
+    """Record ``trace``, if COURSE_RECORD says that we are recording."""
+    if recorded.recording():
+        recorded.write(f"{name}.trace.gz", {
+            "provenance": recorded.provenance(
+                f"triton {host.version('triton')}, in its interpreter"),
+            **trace.data()})  # its tensors stay in their order
+
+
 def operands(tensors: Mapping[str, Any]) -> dict[str, Operand]:
     """An Operand for each torch tensor."""
-    storages: dict[int, int] = {}
+    storages: dict[Any, int] = {}  # views of one memory have one object
     return {key: Operand(
         tuple(t.shape), t.stride(), str(t.dtype).rpartition(".")[2],
-        t.itemsize, storages.setdefault(
-            t.untyped_storage()._cdata, len(storages)), t.storage_offset())
-        for key, t in tensors.items()}
+        t.itemsize, storages.setdefault(t.untyped_storage(), len(storages)),
+        t.storage_offset()) for key, t in tensors.items()}
 
 
 def traced(run: Any) -> Trace:

@@ -1,7 +1,7 @@
 """The course's Triton kernels: launch one anywhere, compile one for any chip.
 
 ``vector_add`` and ``matmul_bias_relu`` are the kernels. Where triton is
-missing they can be named and what was recorded of them be shown.
+missing they can be named and what was recorded of them be shown. Floor 2.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from course_utils.compilers import recorded
+from course_utils.compilers import interpreter, recorded
 from course_utils.compilers import triton as _compiler
-from course_utils.compilers.trace import Recorder, Trace, operands
 from course_utils.compilers.triton import Built
 from course_utils.host import Missing, need
+from course_utils.kernels.trace import (
+    Recorder,
+    Trace,
+    find_trace,
+    keep_trace,
+    operands,
+)
 
 _OWN = ("vector_add", "matmul_bias_relu")
 _WHY = "a launch takes torch tensors"
@@ -89,9 +95,11 @@ def build(kernel: Any, /, *args: Any, target: str = "h100",
     bytes), numbers; Triton specialises on them as a launch would (divisible
     by 16, equal to 1). ``meta``: constexprs by name, and options such as
     num_warps. ``fresh`` compiles again what a folder of earlier results has.
-    Raises ValueError, TypeError, Missing, or Triton's CompilationError.
+    Raises ValueError, also where Triton or ptxas refuses; TypeError, Missing.
     """
-    return _compiler.build(kernel, args, meta, target, fresh)
+    name = getattr(kernel, "__name__", "kernel")
+    with _compiler.explained(f"{name} does not compile for {target}"):
+        return _compiler.build(kernel, args, meta, target, fresh)
 
 
 def launch(kernel: Any, grid: Any, /, *args: Any, trace: bool = False,
@@ -122,8 +130,9 @@ def launch(kernel: Any, grid: Any, /, *args: Any, trace: bool = False,
     note, seen, start = "", None, time.perf_counter()
     on_gpu = where == "cuda" and not trace
     if on_gpu:
-        made = kernel[size](*values.values(), **options)
-        need("torch", _WHY).cuda.synchronize()
+        with _compiler.explained(f"{kernel.__name__} does not run here"):
+            made = kernel[size](*values.values(), **options)
+            need("torch", _WHY).cuda.synchronize()
     else:
         stored, note, seen = _interpret(kernel, size, values, tensors, trace)
     seconds = time.perf_counter() - start
@@ -132,7 +141,7 @@ def launch(kernel: Any, grid: Any, /, *args: Any, trace: bool = False,
     if seen:
         if where == "cuda":
             note = f"Traced in the interpreter, not on the GPU. {note}".strip()
-        recorded.keep_trace(_key(kernel, size, values), seen)
+        keep_trace(_key(kernel, size, values), seen)
     results = tuple(tensors[key] for key in (
         tensors if stored is None else stored))
     return Launch(kernel.__name__, results[0] if len(results) == 1
@@ -170,7 +179,9 @@ def from_source(text: str) -> Any:
     """The kernel that ``text`` defines last; triton and tl are at hand.
 
     Python finds the source of a function by file name, so the text is filed
-    under one made from its content; nothing is written to disk.
+    under one made from its content; nothing is written to disk. Raises
+    ValueError for a text without a kernel, TypeError for one that is not
+    @triton.jit's alone.
     """
     triton = need("triton", "kernels are written in it")
     name = f"kernel_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -178,11 +189,16 @@ def from_source(text: str) -> Any:
     names = {"__name__": name, "triton": triton, "tl": triton.language}
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     exec(compile(text, file, "exec"), names)
-    made = [v for v in names.values() if _compiler.is_kernel(v)]
-    if not made:
+    found = {}  # by the line at which each begins
+    for value in names.values():
+        fn = _compiler.python(value)
+        if fn is not value and fn.__code__.co_filename == file:
+            found.setdefault(fn.__code__.co_firstlineno, value)
+    if not found:
         raise ValueError("text defines no kernel: put @triton.jit on the "
                          "line above its def.")
-    return made[-1]
+    last = found[max(found)]
+    return _compiler.checked(last, _compiler.python(last).__name__)
 
 
 def _tensors(values: dict[str, Any], examples: dict[str, Any], where: str,
@@ -231,7 +247,7 @@ def _interpret(kernel: Any, size: tuple[int, ...], values: dict[str, Any],
             recorder.add(kind, program, used, *rest)
 
     with torch.no_grad():
-        _compiler.interpret(kernel, size, {**values, **inner}.values(), note)
+        interpreter.interpret(kernel, size, {**values, **inner}.values(), note)
         for whole, copy in storages:
             whole.copy_(copy)
     wide = ", ".join(k for k in inner if inner[k].dtype != tensors[k].dtype)
@@ -279,12 +295,11 @@ def _recorded(kernel: Any, grid: Any, args: tuple[Any, ...],
     """The recorded trace of such a launch, where there is no triton."""
     if not isinstance(kernel, _compiler.Uncompiled):
         return None
-    parameters = inspect.signature(kernel.fn)
-    bound = parameters.bind(*args, **{
-        k: v for k, v in meta.items() if k in parameters.parameters})
-    bound.apply_defaults()
-    size = _grid(grid, bound.arguments)
-    found = recorded.find_trace(_key(kernel, size, bound.arguments))
+    values = _compiler.named(kernel.fn, args, {
+        k: v for k, v in meta.items()
+        if k in inspect.signature(kernel.fn).parameters})
+    size = _grid(grid, values)
+    found = find_trace(_key(kernel, size, values))
     return found and Launch(
         kernel.__name__, None, "recorded", 0.0, size, found[0],
         f"Nothing ran here, for triton is missing: {found[1]}.")
