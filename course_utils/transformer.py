@@ -220,8 +220,10 @@ class Config:
         """Bytes that the layers keep for the backward pass, 16 bits a value:
         inputs of norms, products and gates, and ``scores`` after softmax."""
         _check(context=context, batch=batch)
-        layer = (self.norms + 1) * self.d_model + self.latent + self.q_latent
-        layer += 2 * (self.heads + self.key_heads) * self.head_size
+        layer = (self.norms + 1) * self.d_model
+        layer += 2 * (self.latent + self.q_latent)  # before its norm, after
+        layer += (self.heads + self.key_heads) * self.head_size * (
+            2 + self.qk_norm)
         layer += self.heads * (2 * self.rope + scores * context)
         mlps = sum(n * (self.d_model + (4 if self.gated else 2) * f)
                    for n, f in self._mlps())

@@ -612,6 +612,84 @@ def test_second_derivatives_of_convolutions():
     assert count(f, (1, 2, 8, 8), (3, 2, 3, 3), wrt=0).matmul % one == 0
 
 
+def test_a_convolution_counts_the_same_wherever_it_stands():
+    """Gradients of gradients, in a loop or not, in a rule of the reader's."""
+    for step, pad in (1, "VALID"), (2, "SAME"):
+        def descend(x, w, step=step, pad=pad):
+            return x - jax.grad(
+                lambda x: (conv(step, pad)(x, w)**2).sum())(x)
+
+        shapes = (1, 1, 16, 16), (1, 1, 3, 3)
+        one = count(conv(step, pad), *shapes).matmul
+        for n in 1, 3:
+            def looped(x, w, n=n, descend=descend):
+                return lax.scan(lambda x, _: (descend(x, w), 0), x, None, n)[0]
+
+            assert gradients(looped, *shapes)[1] == 4 * n * one
+            assert count(looped, *shapes).matmul == 2 * n * one
+        assert count(descend, *shapes, wrt=1).matmul == 5 * one
+
+    def turned(x, w):
+        return lax.conv_transpose(x, w, (2,), "SAME",
+                                  dimension_numbers=("NCH", "OIH", "NCH"))
+
+    @jax.custom_vjp
+    def again(x, w):
+        return x.sum()
+
+    again.defvjp(lambda x, w: (x.sum(), (x, w)),
+                 lambda r, t: (t * turned(*r)[..., ::2], r[1]))
+    shapes = (1, 1, 50), (1, 1, 3)
+    assert count(again, *shapes, wrt=0).matmul == count(
+        turned, *shapes).matmul == 2 * 50 * 3
+
+
+def test_two_jitted_steps_are_two_steps():
+    @jax.jit
+    def step(x, w):
+        return x - jax.grad(lambda x: (conv()(x, w)**2).sum())(x)
+
+    shapes = (1, 1, 8, 8), (1, 1, 3, 3)
+    one = gradients(step, *shapes)[1]
+    assert gradients(lambda x, w: step(step(x, w), w), *shapes)[1] == 2 * one
+
+
+@pytest.mark.parametrize("fn", [
+    lambda a: jnp.stack([a, a]), lambda a: jnp.stack([a, a], 1),
+    lambda a: jnp.select([a > 0], [a]), lambda a: [*jnp.unstack(a)]])
+def test_stacks_only_move(fn):
+    for wrt in None, 0:
+        cost = count(fn, (4, 4), wrt=wrt)
+        assert not cost.unknown and not cost.matmul
+        assert cost.bytes >= (64 if wrt is None else 128)
+
+
+@pytest.mark.parametrize("dear", [
+    jnp.sort, lambda x: (x.astype("int32") + 1).astype("float32"),
+    lambda x: jnp.flip(x)])
+def test_of_branches_without_floats_the_dearer_counts(dear):
+    costs = [count(lambda p, x, ways=ways: lax.cond(p, *ways, x),
+                   spec(dtype="bool"), (64,)) for ways in (
+        (dear, lambda x: x), (lambda x: x, dear))]
+    for kind in "integer", "bytes":
+        assert getattr(costs[0], kind) == getattr(costs[1], kind)
+    assert costs[0].bytes >= 512
+
+
+def test_one_array_in_two_places_is_one_parameter():
+    w = jnp.ones((50, 8))
+
+    def tied(p, i):
+        return p["embed"][i] @ p["head"].T
+
+    i = jnp.arange(3)
+    assert flops.count(tied, {"embed": w, "head": w}, i, wrt="params"
+                       ).params == 400
+    one = spec(50, 8)  # a shape twice is two arrays
+    assert flops.count(tied, {"embed": one, "head": one}, i, wrt="params"
+                       ).params == 800
+
+
 # --- types, meshes, loops ---------------------------------------------------
 @pytest.mark.parametrize("a, b, out, expected", [
     ("int8", "bfloat16", "float32", 1024), ("bfloat16", "int8", None, 1024),

@@ -9,10 +9,12 @@ import dataclasses
 import functools
 import inspect
 import math
+import random
 import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -1058,3 +1060,116 @@ def test_a_stack_is_its_layers_and_compiled_as_eager(widths, rows, wrt):
         assert one.matmul == sum(op.matmul for op in forward.ops if (
             f"{op.path}.").startswith(f"Sequential.{i}."))
     assert sum(op.flops for op in whole.ops) == whole.total
+
+
+# --- what is alike counts alike ----------------------------------------------
+@pytest.mark.parametrize("a, b, macs", [
+    ((32, 16), (4, 16, 24), 32 * 16 * 24), ((16, 32), (32, 24), 16 * 32 * 24),
+    ((4, 32, 16), (4, 16, 24), 4 * 32 * 16 * 24),
+    ((4, 32, 16), (16, 24), 32 * 16 * 24)])  # a column meets one matrix
+def test_a_grouped_product_counts_what_meets(a, b, macs):
+    if not hasattr(F, "grouped_mm"):
+        pytest.skip("this torch has none")
+    args = [torch.empty(s, dtype=torch.bfloat16, device="meta")
+            for s in (a, b)]
+    last = {2: a[-1] if len(b) == 2 else a[0], 3: b[-1]}[len(a)]
+    offs = None if len(a) == len(b) == 3 else torch.tensor(
+        [last // 4, last // 2, last - 1, last], dtype=torch.int32)
+    cost = flops.count(lambda a, b: F.grouped_mm(a, b, offs=offs), *args)
+    assert cost.matmul == 2 * macs and not cost.unknown
+
+
+@pytest.mark.parametrize("reduce", [torch.sum, torch.mean, torch.prod])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_a_reduction_is_of_the_type_it_is_asked_for(reduce, dtype):
+    x = torch.empty(10, dtype=dtype, device="meta")
+    cost = flops.count(lambda x: reduce(x, dtype=torch.float32), x)
+    want = flops.count(lambda x: reduce(x.float()), x)
+    assert (cost.elementwise, cost.integer) == (want.elementwise, 0)
+    cost = flops.count(lambda x: x.cumsum(0, dtype=torch.float32), x)
+    assert (cost.elementwise, cost.integer) == (9, 0)
+
+
+def test_parameters_tied_by_their_memory_count_once():
+    def head(weight):
+        model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50, False))
+        weight(model)
+        return flops.count(model, torch.arange(3), wrt="params").params
+
+    assert head(lambda m: None) == 800
+    assert head(lambda m: setattr(m[1], "weight", m[0].weight)) == 400
+    assert head(lambda m: setattr(m[1].weight, "data", m[0].weight.data)
+                ) == 400
+    assert head(lambda m: setattr(m[1], "weight", nn.Parameter(m[0].weight))
+                ) == 400
+    assert head(lambda m: m.to("meta")) == 800
+
+
+def test_counting_rolls_no_dice():
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(20))
+
+        def forward(self, x):
+            for layer in self.layers:
+                if random.random() + np.random.rand() > 1:
+                    x = layer(x)
+            return x
+
+    random.seed(0)
+    np.random.seed(0)
+    model, x = Dropped(), meta(3, 8)
+    one, two = (flops.count(model, x).matmul for _ in "12")
+    table = flops.compare(model, x)
+    assert one == two == table.matmul[0] == table.matmul[1]
+    random.seed(0)
+    np.random.seed(0)
+    assert flops.count(model, x).matmul == one
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: (lambda q: q.dequantize(), torch.quantize_per_tensor(
+        torch.ones(8, 8), .1, 0, torch.quint8)), "quantized"),
+    (lambda: (nn.LazyLinear(4), torch.ones(3, 8)), "lazy module")])
+def test_what_has_no_shapes_is_one_sentence(make, words):
+    fn, x = make()
+    with pytest.raises(ValueError, match=words):
+        flops.count(fn, x)
+
+
+def test_a_quantized_model_is_told():
+    tq = torch.ao.quantization
+    model = nn.Sequential(tq.QuantStub(), nn.Linear(8, 8), tq.DeQuantStub())
+    model.eval().qconfig = tq.get_default_qconfig("x86")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tq.prepare(model, inplace=True)(torch.ones(3, 8))
+        tq.convert(model, inplace=True)
+    with pytest.raises(ValueError, match="quantized tensor has no form"):
+        flops.count(model, torch.ones(3, 8))
+
+
+def test_what_takes_a_part_moves_a_part():
+    table = meta(1000, 64)
+    assert flops.count(lambda x, i: x.take(i), table, torch.arange(5)
+                       ).bytes == 5 * 8 + 2 * 5 * 4
+    assert flops.count(lambda x: x.narrow_copy(0, 3, 5), table
+                       ).bytes == 2 * 5 * 64 * 4
+
+
+def test_an_outer_product_added_is_two_ops_an_element():
+    args = meta(3, 5), meta(3), meta(5)
+    assert flops.count(torch.addr, *args).elementwise == 30
+    assert flops.count(lambda *a: torch.addr(*a, alpha=2), *args
+                       ).elementwise == 45
+
+
+@pytest.mark.parametrize("fn, args, name", [
+    (F.scaled_dot_product_attention, [meta(2, 4, 16, 8)] * 3,
+     "_scaled_dot_product_flash_attention_for_cpu is 0"),
+    (nn.LSTM(5, 7), [meta(6, 2, 5)], "mkldnn_rnn_layer is 0"),
+    (torch.mv, [meta(4, 8), meta(8)], "mv is 0")])
+def test_compare_names_what_the_other_leaves_out(fn, args, name):
+    why = flops.compare(fn, *args).why[1]
+    assert why == f"elementwise is 0, {name}"

@@ -32,8 +32,10 @@ import contextlib
 import html
 import importlib
 import inspect
+import random
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,6 +82,20 @@ class Cost:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+@contextlib.contextmanager
+def _dice_kept() -> Iterator[None]:
+    """Leave Python's and NumPy's random numbers as they are."""
+    numpy = sys.modules.get("numpy")
+    ours, theirs = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(ours)
+        if theirs:
+            numpy.random.set_state(theirs)
+
+
+@_dice_kept()
 def count(fn: Callable, *args: Any, kwargs: dict | None = None,
           wrt: Wrt = None) -> Cost:
     """Count one call ``fn(*args, **kwargs)`` without running it.
@@ -110,10 +126,11 @@ def count(fn: Callable, *args: Any, kwargs: dict | None = None,
     cost = Cost(tuple(ops), params, tuple(dict.fromkeys(unknown)))
     if cost.unknown:
         warnings.warn("flops.count left out or guessed what it has no rule "
-                      "for: " + "; ".join(cost.unknown), stacklevel=2)
+                      "for: " + "; ".join(cost.unknown), stacklevel=3)
     return cost
 
 
+@_dice_kept()
 def compare(fn: Callable, *args: Any, wrt: Wrt = None) -> Any:
     """A DataFrame: our count beside XLA's or torch's FlopCounterMode.
 

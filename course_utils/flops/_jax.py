@@ -21,9 +21,6 @@ _CALLS = frozenset("jit pjit closed_call core_call remat checkpoint remat2 "
 _ONES = "cotangent_of_ones"
 _MOST_TRIPS = 10_000  # of a while whose test has to be run to count them
 _MOST = f"more than {_MOST_TRIPS:,}"
-# What a gradient turned around may pass through before it meets a product.
-_SAME = frozenset("rev reshape transpose squeeze expand_dims copy "
-                  "broadcast_in_dim convert_element_type".split())
 
 
 def count(fn: Callable, args: tuple, kwargs: dict, wrt: Any) -> tuple:
@@ -37,7 +34,9 @@ def count(fn: Callable, args: tuple, kwargs: dict, wrt: Any) -> tuple:
     ops = [*_walk(_live(traced.jaxpr), "", "", 1, unknown, _held(traced))]
     unknown = [f"{n} times {what}" if n > 1 and "trips" in what else what
                for what, n in Counter(unknown).items()]
-    params = sum(math.prod(x.shape) for x in wanted)
+    params = sum(math.prod(x.shape) for x in {  # one array twice is tied
+        id(x) if isinstance(x, jax.Array) else (i,): x
+        for i, x in enumerate(wanted)}.values())
     return ops, params if wrt == "params" else None, unknown
 
 
@@ -172,24 +171,14 @@ def _line(eqn: Any) -> str:
     return ""
 
 
-def _backward(eqn: Any, outer: bool) -> bool:
-    """Whether an op is of a gradient and not a forward made again."""
-    stack = eqn.source_info.name_stack.stack
-    return not any(x.name == "rematted_computation" for x in stack) and (
-        outer or any(x.name == "transpose" and type(x).__name__ == "Transform"
-                     for x in stack))
-
-
 def _walk(jaxpr: Any, path: str, line: str, repeats: int, unknown: list,
-          inputs: list, outer: bool = False) -> Iterator[rules.Op]:
+          inputs: list) -> Iterator[rules.Op]:
     """The ops of a jaxpr that runs ``repeats`` times; adds to unknown.
 
     ``line`` is that of a call into JAX's own code, which may have been
-    traced before for another caller; "" asks each op. ``outer`` is whether
-    the jaxpr is of a gradient.
+    traced before for another caller; "" asks each op.
     """
     behind = {}  # who reads a broadcast or reshape reads what is behind it
-    turned = set()  # kernels that a gradient reversed (twice is not at all)
     read = {*map(id, jaxpr.outvars)} | {
         id(v) for eqn in jaxpr.eqns for v in eqn.invars}
     value = _reader(jaxpr, inputs)
@@ -197,15 +186,11 @@ def _walk(jaxpr: Any, path: str, line: str, repeats: int, unknown: list,
         name, p = eqn.primitive.name, eqn.params
         scope, here = str(eqn.source_info.name_stack), line or _line(eqn)
         at = "/".join(filter(None, (path, scope)))
-        backward = _backward(eqn, outer)
-        if name in _SAME and (id(eqn.invars[0]) in turned) != (
-                name == "rev" and backward):
-            turned.add(id(eqn.outvars[0]))
         if name in _CALLS:
             at = "/".join(filter(None, (at, p.get("name", name))))
             p = p | {"wanted": [id(v) in read for v in eqn.outvars]}
             yield from _inside(name, p, at, here, repeats, unknown, [
-                partial(value, v) for v in eqn.invars], backward)
+                partial(value, v) for v in eqn.invars])
         elif name not in rules.JAX or (
                 name == "scatter" and p["update_jaxpr"]):  # applies it
             unknown.append(name)
@@ -218,14 +203,11 @@ def _walk(jaxpr: Any, path: str, line: str, repeats: int, unknown: list,
                     eqn.outvars, ins, strict=False)}
             yield from rules.ops_of(
                 name, ins, [rules.array(v.aval) for v in eqn.outvars],
-                [*map(id, eqn.invars)], rules.JAX[name], p | {
-                    "backward": backward, "turned": any(
-                        id(v) in turned for v in eqn.invars[1:2])},
-                at, here, repeats)
+                [*map(id, eqn.invars)], rules.JAX[name], p, at, here, repeats)
 
 
 def _inside(name: str, p: dict, at: str, line: str, repeats: int,
-            unknown: list, inputs: list, backward: bool) -> Iterator[rules.Op]:
+            unknown: list, inputs: list) -> Iterator[rules.Op]:
     """A call, a loop times its trips, the dearest branch of a cond."""
     def walk(inner: Any, inputs: list, trips: int = 1) -> Iterator[rules.Op]:
         inputs = _held(inner) + inputs
@@ -233,7 +215,7 @@ def _inside(name: str, p: dict, at: str, line: str, repeats: int,
         source = str(inner.debug_info.func_src_info)
         own = not source or rules.shown(source.partition(" at ")[2])
         return _walk(inner, at, "" if own else line, repeats * trips,
-                     unknown, inputs, backward)
+                     unknown, inputs)
 
     grid = getattr(p.get("grid_mapping"), "grid", ())
     if name == "cond":

@@ -83,8 +83,11 @@ def ops_of(name: str, ins: list[Array], outs: list[Array], keys: list,
 
 
 def dearest(every: list) -> Any:
-    """Of [(ops, ...)], the one of most FLOPs, its ops' paths saying so."""
-    ops, *more = max(every, key=lambda way: sum(op.flops for op in way[0]))
+    """Of [(ops, ...)], the one of most FLOPs (then integers, then bytes), its
+    ops' paths saying so."""
+    ops, *more = max(every, key=lambda way: [
+        sum(getattr(op, of) for op in way[0])
+        for of in ("flops", "integer", "bytes")])
     return [replace(op, path=f"{op.path}[the dearest branch]")
             for op in ops], *more
 
@@ -93,11 +96,14 @@ def differences(ops: Any) -> list[str]:
     """What these ops hold that XLA and torch count in another way."""
     return [words for words, has in {
         "a loop's body counts once": lambda op: op.repeats > 1,
-        "complex is as real": lambda op: "c64[" in op.shapes[-1]
-        or "c128[" in op.shapes[-1],
+        "complex is as real": lambda op: "fft" not in op.name and (
+            "c64[" in op.shapes[-1] or "c128[" in op.shapes[-1]),
         "integers count as floats": lambda op: op.integer,
         "convolutions count their own way (padded taps, groups, gradients)":
             lambda op: "conv" in op.name and op.matmul,
+        "FFTs and factorizations have other formulas": lambda op:
+            op.matmul and re.search(
+                "fft|chol|lu|solve|linalg", op.name),
     }.items() if any(map(has, ops))]
 
 
@@ -160,8 +166,8 @@ def _each(kind: str, times: int = 1, more: Callable = lambda p: 0) -> Callable:
 def _reduce(kind: str, per_input: int = 1, per_output: int = -1,
             parts: int = 2) -> Callable:
     return lambda ins, outs, p: _tally(kind, max(
-        0, per_input * ins[0].size + per_output * outs[0].size), ins[0],
-        parts)
+        0, per_input * ins[0].size + per_output * outs[0].size),
+        max(ins[0], outs[0], key=is_real), parts)  # dtype= makes floats
 
 
 def _moves(held: Callable) -> Callable:
@@ -226,23 +232,29 @@ def _jax_dot(ins: list, outs: list, p: dict) -> Counter:
 
 
 def _jax_conv(ins: list, outs: list, p: dict) -> Counter:
-    """Along an axis, each output meets the whole kernel.
+    """Along an axis each output meets the whole kernel; where the input has
+    holes, each input does.
 
-    Where the input has holes, each input does. A gradient pairs what its
-    forward pairs: of the input, where the kernel is ``turned``, or of it.
+    Gradients are convolutions too, and pair what their forward pairs. Their
+    layouts tell: that of a kernel has features first and the kernel as its
+    output, that of an input the kernel's outer axis, its outputs, inside.
     """
-    layouts = p["dimension_numbers"]
-    macs = ins[1].shape[layouts[1][1]]
-    macs *= math.prod(outs[0].shape[axis] for axis in layouts[2][:2])
+    lhs, rhs, out = p["dimension_numbers"]
+    macs = ins[1].shape[rhs[1]]
+    macs *= math.prod(outs[0].shape[axis] for axis in out[:2])
+    of_kernel = lhs[1] == 0
+    of_input = (rhs, out)[of_kernel][0] in (0, len(lhs) - 1)
     for *axes, step, hole in zip(
-            *(layout[2:] for layout in layouts), p["window_strides"],
+            lhs[2:], rhs[2:], out[2:], p["window_strides"],
             p["lhs_dilation"], strict=True):
         x, w, y = (a.shape[axis] for a, axis in zip(
             (*ins, *outs), axes, strict=True))
-        if p["turned"]:  # its stride is the hole of the forward
-            macs *= (y if step > 1 else x) * w
-        else:
-            macs *= y * w if hole == 1 else x * (y if p["backward"] else w)
+        if lhs[0] and not of_kernel:  # a layout of neither: of two gradients
+            macs *= math.prod(sorted((x, w, y))[:2])
+            continue
+        kernel, result = (y, w) if of_kernel else (w, y)
+        macs *= kernel * (x if (step == 1 if of_input == of_kernel
+                                else hole > 1) else result)
     return _macs(macs, *ins, *outs)
 
 
@@ -281,16 +293,20 @@ def _fft(ins: list, outs: list, p: dict) -> Counter:
 
 
 def _product(ins: list, outs: list, p: dict) -> Counter:
-    columns = ins[1].shape[1:][-1:]
-    return _macs(ins[0].size * math.prod(columns), *ins[:2], *outs)
+    n = ins[0].size * math.prod(ins[1].shape[1:][-1:])
+    if len(ins[0].shape) == 3 > len(ins[1].shape):  # each column, one group's
+        n //= max(ins[0].shape[0], 1)
+    return _macs(n, *ins[:2], *outs)
 
 
 def _add_product(ins: list, outs: list, p: dict) -> Counter:
-    """beta * ins[0] + alpha * (ins[1] @ ins[2])."""
+    """beta * ins[0] + alpha * (ins[1] @ ins[2]); of two vectors all pairs."""
+    outer = len(ins[1].shape) == len(ins[2].shape) == 1
     alpha, beta, n = p.get("alpha", 1), p.get("beta", 1), outs[0].size
     adds = n * (beta != 0) + n * (alpha != 1) + ins[0].size * (
         beta not in (0, 1))
-    return _product(ins[1:], outs, p) + _tally("elementwise", adds, ins[1])
+    return (_times if outer else _product)(ins[1:], outs, p) + _tally(
+        "elementwise", adds, ins[1])
 
 
 def _conv(ins: list, outs: list, p: dict) -> Counter:
@@ -321,7 +337,8 @@ def _running(each: int = 1, kind: str = "elementwise",
              parts: int = 2) -> Callable:
     """A result for each element, less the first of each line."""
     return lambda ins, outs, p: _tally(kind, each * (
-        ins[0].size - ins[0].size // _line(ins, p)), ins[0], parts)
+        ins[0].size - ins[0].size // _line(ins, p)),
+        max(ins[0], outs[0], key=is_real), parts)
 
 
 _COMMON = _table({
@@ -370,7 +387,8 @@ JAX = _COMMON | _table({
     "scatter-add scatter-sub scatter-mul scatter-min scatter-max":
         _put(2, True),
     "transpose convert_element_type concatenate pad rev split tile iota copy "
-    "real imag conj complex reduce_precision random_bits random_wrap "
+    "stack unstack real imag conj complex reduce_precision random_bits "
+    "random_wrap "
     "random_unwrap random_seed random_split random_fold_in threefry2x32 "
     "rng_bit_generator lu_pivots_to_permutation": move})
 TORCH = _COMMON | _table({
@@ -388,7 +406,7 @@ TORCH = _COMMON | _table({
     "var var_mean": _reduce("elementwise", 4, 0),
     "mm bmm mv dot vdot _scaled_mm _int_mm _grouped_mm "
     "_scaled_grouped_mm": _product,
-    "addmm baddbmm addbmm addmv": _add_product,
+    "addmm baddbmm addbmm addmv addr": _add_product,
     "avg_pool2d _adaptive_avg_pool2d": _pool(2),
     "avg_pool3d _adaptive_avg_pool3d": _pool(3),
     "max_pool2d_with_indices adaptive_max_pool2d": _pool(2, -1),
@@ -402,7 +420,7 @@ TORCH = _COMMON | _table({
     "convolution convolution_backward": _conv,
     "_unsafe_view empty empty_like empty_strided new_empty resize "
     "_efficientzerotensor _new_zeros_with_same_feature_meta": view,
-    "index gather index_select embedding": _take,
+    "index gather index_select embedding take narrow_copy": _take,
     "index_put _unsafe_index_put": _put(-1),
     "scatter slice_scatter select_scatter": _put(1),
     "scatter_add scatter_reduce": _put(1, True), "index_copy": _put(2),

@@ -13,6 +13,7 @@ import gc
 import logging
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -45,6 +46,9 @@ _SHARED = {kind: lambda x, memo: x for kind in (  # no deepcopy makes these
     type(threading.Lock()), type(threading.RLock()), torch.Generator)}
 _ONE = threading.RLock()  # threads share hooks, torch.cond and modules
 _REFUSED = {  # part of torch's words: ours
+    "uantized": "a quantized tensor has no form without data: pass the float "
+                "model, or what .dequantize() makes",
+    "uninitialized parameter": "a lazy module has no shapes yet: call it once",
     "DataDependentOutput": "fn, or what torch makes of it, reads a value out "
                            "of a tensor: pass it as a number",
     "new Tensor subclass": "fn makes a tensor of a class of its own: pass or "
@@ -87,8 +91,11 @@ def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
         try:
             params = _run(fn, args, kwargs, wrt, fake, _Products(), counter)
         except Exception as error:
+            said = [type(error).__name__, str(error), *(
+                frame.filename for frame in traceback.extract_tb(
+                    error.__traceback__))]  # quantized modules read scales
             for words, why in _REFUSED.items():
-                if words in f"{type(error).__name__} {error}":
+                if any(words in text for text in said):
                     raise ValueError(why) from error
             raise
         if counter.restore():
@@ -99,17 +106,33 @@ def count(fn: Any, args: tuple, kwargs: dict, wrt: Any) -> tuple:
 
 def others(cost: Any, *call: Any) -> list[tuple]:
     """The row of torch's own counter for ``compare``."""
-    counter = _flop_counter().FlopCounterMode(display=False)
+    counter, met = _flop_counter().FlopCounterMode(display=False), _Met()
     with _alone():
         _run(*call, fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
-             counter)
-    n, why = counter.get_total_flops(), "elementwise is 0"
+             met, counter)
+    n, why = counter.get_total_flops(), ["elementwise is 0"]
     if n != cost.matmul:
         known = {op.__name__ for op in _flop_counter().flop_registry}
-        none = {op.name for op in cost.ops if op.matmul} - known
-        why += ", ".join(["", *(f"{name} is 0" for name in sorted(none)), *(
-            rules.differences(cost.ops) or ["its own formulas"] * (not none))])
-    return [("FlopCounterMode", n, n, None, None, why)]
+        ours = {op.name: op.matmul for op in cost.ops}
+        none = {name for name in met.names - known if ours.get(
+            name, name not in rules.TORCH)}
+        why += [f"{name} is 0" for name in sorted(none)]
+        why += rules.differences([op for op in cost.ops if op.name in known]
+                                 ) or ["its own formulas"] * (not none)
+    return [("FlopCounterMode", n, n, None, None, ", ".join(why))]
+
+
+class _Met(TorchDispatchMode):
+    """The names of the ops that run, without views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is not _DEVICE and not getattr(func, "is_view", False):
+            self.names.add(func.__name__.partition(".")[0].rstrip("_"))
+        return func(*args, **(kwargs or {}))
 
 
 def _flop_counter() -> Any:
@@ -167,19 +190,23 @@ def _run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
         if wrt is not None:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-        memo = {id(x): _bare(x, fake) for x in _inner((fn, args, kwargs))
-                if type(x) is Parameter}
+        modules = _closed(fn)
+        owned = [x for x in _inner((fn, args, kwargs, modules))
+                 if isinstance(x, Parameter)]
+        memo = {id(x): _bare(x, fake) for x in owned if type(x) is Parameter}
         for x in memo.values():  # deepcopy can do this too, ten times slower
             x._is_param = True
         with _Copy(fake), mock.patch.dict(copy._deepcopy_dispatch, _SHARED):
             call, args, kwargs = copy.deepcopy(
                 (getattr(fn, "_orig_mod", fn), args, kwargs), memo)
-            for module in _closed(fn):  # they are copies for the time
+            for module in modules:  # they are their copies for the time
                 stack.callback(vars(module).update, dict(vars(module)))
                 copied = copy.deepcopy(module, memo)
                 stack.callback(vars(module).clear)
                 vars(module).update(vars(copied))
         params = [x for x in memo.values() if isinstance(x, Parameter)]
+        owned += [x for x in memo.get(id(memo), ())  # what it copied itself
+                  if isinstance(x, Parameter)]
         everything = _inner((params, args, kwargs))
         chosen = {None: (), "params": params or args[:1], "all": everything}
         chosen = chosen[wrt] if wrt in chosen else [args[i] for i in wrt]
@@ -202,8 +229,10 @@ def _run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
                 out, [torch.ones_like(y) for y in out], inputs=wanted)
         rules.check_selected(
             wrt, wanted, any(x.grad is not None for x in wanted))
-    params = params or (wanted if wrt == "params" else [])
-    return sum(p.numel() for p in params) if params else None
+    # Of those that are tied by their memory, one counts.
+    places = {(x.untyped_storage()._cdata, x.storage_offset(), x.shape): x
+              for x in owned or (wanted if wrt == "params" else [])}
+    return sum(x.numel() for x in places.values()) if places else None
 
 
 # --- counting ----------------------------------------------------------------
