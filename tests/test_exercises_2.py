@@ -49,8 +49,11 @@ def test_contracting_by_numbers():
     import numpy as np
 
     x, y = np.random.default_rng(0).normal(size=(2, 3, 3))
-    found = [(i, j) for i in (0, 1) for j in (0, 1) if np.allclose(
-        np.tensordot(x, y, ((i,), (j,))), np.einsum("bf,df->bd", x, y))]
+    found = [(i, j, 0)  # no transpose behind it
+             for left, right in ((x, y), (y, x)) for i in (0, 1)
+             for j in (0, 1) if np.allclose(
+                 np.tensordot(left, right, ((i,), (j,))),
+                 np.einsum("fb,df->db", x, y))]
     assert [EXERCISES["2.2"].solve()] == found
 
 
@@ -127,7 +130,8 @@ def test_the_right_answer_is_taken(number, right):
     ("2.5", 2, "how many operations"),
     ("2.5", 1, "number of products"), ("2.5", 8, "limit"),
     ("2.5", 14, "the products"), ("2.8", (4, 12), "first"),
-    ("2.8", (16, 4), "counted twice"), ("2.8", (8, 4), "One too few"),
+    ("2.8", (16, 4), "counted twice"), ("2.8", (16, 4), "not its input"),
+    ("2.8", (8, 4), "One too few"),
     ("2.8", (12, 0), "x itself"),
     ("2.8", (8, 0), "input counts"), ("2.8", (12, 12), "made again"),
     ("2.8", (48, 16), "takes 4 MiB"), ("2.9", 42, "still less"),
@@ -140,8 +144,10 @@ def test_the_right_answer_is_taken(number, right):
     ("2.7", ((8, 8192), (4096, 65536)), "first dimension"),
     ("2.7", ((1, 65536), (32768, 8192)), "size 1"),
     ("2.1", 2, "each round"), ("2.1", 4, "Two operations"),
-    ("2.1", 12, "writes nothing"), ("2.2", (1, 0), "bf,fd->bd"),
-    ("2.2", (0, 0), "stay"), ("2.2", (0, 1), "first number"),
+    ("2.1", 12, "writes nothing"),
+    ("2.2", (0, 1, 0), "gives 'bd'"), ("2.2", (1, 0, 1), "left to transpose"),
+    ("2.2", (0, 1, 1), "spares it"), ("2.2", (0, 0, 0), "f first"),
+    ("2.2", (1, 1, 0), "f last"),
     ("2.3", 4, "no operation"), ("2.3", 3, "breaks"),
     ("2.3", 1, "print"), ("2.4", 2**20, "mask"), ("2.4", 2**21 / 1e6, "MB"),
     ("2.4", 2, "MiB"), ("2.4", 2**21 + 5 * 2**20, "X and W"),

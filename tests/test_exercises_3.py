@@ -52,14 +52,20 @@ def test_the_collective_may_be_spelt_as_any_project_spells_it(name):
     ("3.1", 2 * (X + W + B + Y), "fused kernel"),
     ("3.1", 15.73, "in MB"),
     ("3.2", "fusion_wrapper", "left alone"),
+    ("3.2", "gemm_fusion_dot_general.1", "which pass made it"),
+    ("3.2", "gemm-fusion", "which pass made it"),
+    ("3.2", "triton", "which pass made it"),
     ("3.3", 48, "FLOPs"),
     ("3.3", 8, "sum of three"),
-    ("3.3", 0, "here the sum is over 3"),
+    ("3.3", 0, "still writes itself"),
+    ("3.3", 27, "3x3's"),
+    ("3.3", 12, "the right matrix"),
     ("3.4", 256, "not FLOPs"),
     ("3.4", 8192, "all of Y"),
     ("3.4", 64, "128 rows"),
     ("3.4", 16, "how often the loop"),
     ("3.4", 8, "stand in the code"),
+    ("3.4", 2, "do the 128 rows"),
     ("3.5", 2097152, "look at temp"),
     ("3.6", 2600, "padding"),
     ("3.7", (16384, 8192, 1024), "no more results"),
@@ -86,8 +92,7 @@ def test_a_typical_mistake_gets_its_sentence(number, answer, taught):
 
 
 @pytest.mark.parametrize("m, k, n, who", [
-    (2, 3, 4, "XLA"), (4, 3, 4, "XLA"), (3, 6, 2, "XLA"), (3, 4, 4, "Eigen"),
-    (4, 4, 2, "Eigen"), (2, 8, 2, "YNNPACK"), (8, 2, 2, "YNNPACK")])
+    (2, 3, 4, "XLA"), (3, 3, 3, "XLA"), (4, 4, 4, "Eigen")])
 def test_who_writes_a_small_product_is_what_3_3_says(m, k, n, who):
     jax = pytest.importorskip("jax")
     if host.version("jax") != "0.10.2":

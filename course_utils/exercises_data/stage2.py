@@ -57,41 +57,51 @@ def unrolled() -> int:
 
 @exercise(
     "2.2",
-    hints=("Contracting means summed over: which letter is in both operands "
-           "and not in the result?",
+    hints=("f is summed over. The dot puts the dimensions of its left operand "
+           "first: whose dimension comes first in the result?",
            'Show the "hlo" rung of the ladder of your einsum, and look for '
-           "lhs_contracting_dims and rhs_contracting_dims."),
-    why="The sum runs over f: dimension 1 of x and dimension 1 of y. No "
-        "transpose is needed; a dot says which dimensions it sums.",
-    wrong=((lambda right: (1, 0),
-            "That is 'bf,fd->bd', where y has f first. Here y is 'df'."),
-           (lambda right: (0, 0), "Those are b and d, which stay."),
-           (lambda right: (0, 1), "The first number is for x, 'bf'.")),
+           "lhs_contracting_dims, rhs_contracting_dims and transpose."),
+    why="The result begins with d, so y goes left: its f is dimension 1, and "
+        "that of x dimension 0. No transpose is needed; a dot says which "
+        "dimensions it sums.",
+    wrong=((lambda right: (right[1], right[0], 0),
+            "That is with x on the left, which gives 'bd'. Which operand has "
+            "the d?"),
+           (lambda right: (right[0], right[1], 1),
+            "Who stands left decides what comes first in the result. So "
+            "nothing is left to transpose."),
+           (lambda right: (right[1], right[0], 1),
+            "A transpose behind the dot would do it, but JAX spares it: it "
+            "swaps the operands."),
+           (lambda right: (0, 0, 0),
+            "That is 'fb,fd->db', where both have f first. Here y is 'df'."),
+           (lambda right: (1, 1, 0),
+            "That is 'bf,df->db', where both have f last. Here x is 'fb'.")),
 )
-def contracting() -> tuple[int, int]:
-    """Over which dimension of x, and which of y, does
-    jnp.einsum('bf,df->bd', x, y) sum? Counted from 0."""
+def contracting() -> tuple[int, int, int]:
+    """Of the dot in the HLO of jnp.einsum('fb,df->db', x, y): what are
+    lhs_contracting_dims and rhs_contracting_dims, counted from 0, and how
+    many transposes stand beside it?"""
     import jax
     import jax.numpy as jnp
 
     from course_utils import ir
 
-    x, y = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((128, 256),
+    x, y = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 128),
                                                            (16, 256)))
-    text = ir.ladder(lambda x, y: jnp.einsum("bf,df->bd", x, y),
+    text = ir.ladder(lambda x, y: jnp.einsum("fb,df->db", x, y),
                      x, y)["hlo"].text
-    left, right, first = (re.search(pattern, text)[1] for pattern in (
-        r"lhs_contracting_dims=\{(\d)\}", r"rhs_contracting_dims=\{(\d)\}",
-        r" dot\((\w)"))
-    return ((int(left), int(right)) if first == "x"
-            else (int(right), int(left)))
+    left, right = (int(re.search(rf"{side}_contracting_dims=\{{(\d)\}}",
+                                 text)[1]) for side in ("lhs", "rhs"))
+    return left, right, len(re.findall(r" transpose\(", text))
 
 
 @exercise(
     "2.3",
     hints=("A print breaks the graph. What is there to compile before the "
            "first one, and after the last?",
-           "Compile it with backend=keep, as above, call it, and count."),
+           "Compile it with backend=look, as above, call it, and count. "
+           "(Dynamo remembers what it compiled: define steps again first.)"),
     why="Three breaks cut the function in four, but a piece with no tensor "
         "operation is no graph: only the multiplication and the addition "
         "are left to compile.",
@@ -150,7 +160,8 @@ def graphs_made() -> int:
 )
 def saved_for_tanh() -> int:
     """How many bytes besides X and W does the forward graph save for the
-    backward if tanh takes the place of the ReLU?"""
+    backward if tanh takes the place of the ReLU? (The result counts if the
+    backward needs it.)"""
     from course_utils import example, host, ir
 
     torch = host.need("torch", "AOTAutograd is its part")
@@ -164,7 +175,7 @@ def saved_for_tanh() -> int:
     "2.5",
     hints=("Dynamo's second graph of x * n had a symbol for n. Can a graph "
            "that has no loop hold `for _ in range(n)`?",
-           "Compile it with backend=keep, call it four times, count graphs."),
+           "Compile it with backend=look, call it four times, count graphs."),
     why="The number of rounds decides how many products the graph holds, so "
         "n cannot stay open: each n is a guard, and a graph of its own.",
     wrong=((lambda right: 2,
@@ -271,8 +282,9 @@ def whole_arrays() -> tuple[tuple[int, int], tuple[int, int]]:
 
 @exercise(
     "2.8",
-    hints=("What does each slope need: that of exp, of log1p, of tanh, and "
-           "of a product? A matrix needed twice is kept once.",
+    hints=("What does each slope need, its input or its result: that of exp, "
+           "of log1p, of tanh, and of a product? What two of them need is "
+           "kept once.",
            'kept(mish, x), and the "saved" of ir.ladder(mish, x, wrt="all").'),
     why="Eager keeps x, the exponential and the tanh. The exponential is its "
         "own slope and the input of log1p, and is kept once. All of it "
@@ -280,7 +292,8 @@ def whole_arrays() -> tuple[tuple[int, int], tuple[int, int]]:
     wrong=((lambda right: right[::-1], "Eager's number comes first."),
            (lambda right: (right[0] + 4, right[1]),
             "Is one matrix counted twice? The result of exp is the input of "
-            "log1p."),
+            "log1p. Or one too many: tanh's slope needs its result, not its "
+            "input."),
            (lambda right: (right[0] - 4, right[1]),
             "One too few for eager: x, the exponential and the tanh all "
             "wait."),

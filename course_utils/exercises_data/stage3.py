@@ -59,7 +59,13 @@ def eager_bytes() -> int:
            (lambda right: "priority-fusion",
             "On the H100 it ran and changed nothing here."),
            (lambda right: "dot-library-rewriter",
-            "That is the CPU's, and it calls a library. Ask for the H100's.")),
+            "That is the CPU's, and it calls a library. Ask for the H100's."),
+           *((lambda right, name=name: name,
+              "That is the kernel's name, or its author's; the question is "
+              "which pass made it.")
+             for name in ("gemm_fusion_dot_general.1", "gemm-fusion",
+                          "gemm_fusion_dot_general", "Triton",
+                          "XLA (Triton)"))),
 )
 def fusing_pass() -> str:
     """Which pass made product, addition and ReLU one kernel on the H100?"""
@@ -88,8 +94,12 @@ def fusing_pass() -> str:
            (lambda right: right // 3,
             "Those are the results; each is a sum of three products."),
            (lambda right: 0,
-            "It calls Eigen only where the dimension summed over, and "
-            "another, are 4 or more. Here the sum is over 3.")),
+            "So small a product XLA still writes itself; run it."),
+           (lambda right: 3 * 3 * 3,
+            "Those are 3x3's. How many results are there here?"),
+           (lambda right: 3 * 4,
+            "Those are the numbers of the right matrix; each is used once "
+            "for every row of the left one.")),
 )
 def emitted() -> int:
     """How many vfmadd does XLA emit for a 2x3 times a 3x4 matrix?"""
@@ -118,6 +128,8 @@ def emitted() -> int:
             "several."),
            (lambda right: right / 2,
             "The tile has 128 rows, and one instruction does 64."),
+           (lambda right: right / 64,
+            "Two do the 128 rows, for 16 of the 1024 products in each sum."),
            (lambda right: right / 16,
             "That is how many stand in the code; the loop over K runs 16 "
             "times.")),
