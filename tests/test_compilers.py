@@ -265,7 +265,8 @@ HloModule jit_f
   ROOT %both = (f32[1000,8]{1,0}, f32[8]{0}) tuple(%e, %sum)
 }
 
-ENTRY %main (c: f32[1000,8], r: f32[2,8], n: s32[], at: s32[3]) -> f32[3,8] {
+ENTRY %main (c: f32[1000,8], r: f32[2,8], n: s32[], at: s32[3]) \
+-> f32[1000,8] {
   %c = f32[1000,8]{1,0} parameter(0)
   %r = f32[2,8]{1,0} parameter(1)
   %n = s32[] parameter(2)
@@ -275,7 +276,8 @@ ENTRY %main (c: f32[1000,8], r: f32[2,8], n: s32[], at: s32[3]) -> f32[3,8] {
   %both = (f32[1000,8]{1,0}, f32[8]{0}) fusion(%plain, %r, %n), calls=%shared
   %whole = f32[1000,8]{1,0} get-tuple-element(%both), index=0
   %some = f32[5,8]{1,0} slice(%whole), slice={[0:5], [0:8]}
-  ROOT %got = f32[3,8]{1,0} gather(%whole, %at), offset_dims={1}
+  %got = f32[3,8]{1,0} gather(%whole, %at), offset_dims={1}
+  ROOT %added = f32[1000,8]{1,0} scatter(%whole, %at, %got), to_apply=%sum
 }
 """
 
@@ -290,7 +292,8 @@ def test_only_what_is_taken_or_updated_counts():
         "plain": (2 * row + index, 2 * row),
         # What is read in another way besides cannot be updated in place.
         "both": (1000 * row + 2 * row + index, 1000 * row + row),
-        "some": (5 * row, 5 * row), "got": (3 * row + 3 * index, 3 * row)}
+        "some": (5 * row, 5 * row), "got": (3 * row + 3 * index, 3 * row),
+        "added": (3 * row + 3 * index, 3 * row)}  # scattered in place
 
 
 FETCHED = """\

@@ -97,6 +97,16 @@ def test_registers_come_from_ptxas(ladders):
     assert kernel.shared_bytes >= 0
 
 
+def test_shared_memory_counts_what_the_launch_asks_for():
+    """XLA's Triton kernels keep their tiles there, and ptxas knows nothing.
+    """
+    ladder = ir.ladder(lambda x, w: jnp.maximum(x @ w, 0),
+                       *specs(512, 512, 512)[:2], target="h100")
+    product = ladder.kernels[0]
+    assert ".extern .shared" in ladder["ptx"].text
+    assert product.who == "XLA (Triton)" and product.shared_bytes > 0
+
+
 def test_a_local_stack_is_no_spill():
     """ptxas reports both as local memory: the sine of large angles."""
     ladder = ir.ladder(jnp.sin, spec(64, 64), target="h100")

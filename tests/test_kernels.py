@@ -310,6 +310,12 @@ def test_a_kernel_that_is_refused_says_why_and_leaves_nothing(
     assert not [*tmp_path.iterdir()] and capfd.readouterr().out == ""
 
 
+def test_a_ptxas_that_does_not_end_is_an_error(monkeypatch):
+    monkeypatch.setattr(compiler, "_PTXAS_SECONDS", 0.001)
+    with pytest.raises(CompilerError, match="ptxas took longer than 0.001 s"):
+        kernels.build(kernels.vector_add, ONE, ONE, ONE, 4, fresh=True)
+
+
 def test_a_build_stopped_in_ptxas_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     written = []

@@ -336,7 +336,7 @@ def test_equal_labels_are_bars_of_their_own():
 
 def test_axes_name_their_unit():
     [ax] = plot.lines(SERIES, "s", xlabel="operations").axes
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("operations", "seconds")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("operations", "time")
     [ax] = plot.lines(SERIES, "FLOP/s").axes
     assert ax.get_ylabel() == "FLOP/s"
 

@@ -38,7 +38,6 @@ _BOOKKEEPING = {"AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh",
 _SILENT = _NOTHING | {"broadcast", "reshape", "fusion", "copy", "slice",
                       "concatenate", "iota"}
 _TAKE = ("slice", "dynamic-slice", "gather")  # they read what they give
-_UPDATE = "dynamic-update-slice"  # in place: copies come before, if they must
 _COLLECTIVES = ("all-", "reduce-scatter", "collective-")
 _LIBRARIES = ("cuBLAS", "cuDNN", "cuSOLVER", "oneDNN", "LAPACK", "DUCC", "FFT")
 
@@ -202,9 +201,20 @@ def _taken(name: str, body: list[Instruction], computations: Computations,
             elif number == 0 and op.opcode in _TAKE:
                 parts.append(shape_bytes(op.shape))
             else:
-                updated = number == 0 and op.opcode == _UPDATE
-                parts.append(0 if updated else None)
+                parts.append(0 if number == 0 and _update(op) else None)
     return None if None in parts else sum(parts)
+
+
+def _update(op: Instruction) -> str:
+    """The operand that ``op`` writes into its first one, "" for most.
+
+    In place: copies come before, if they must. A scatter into several arrays
+    at once counts as any other operation.
+    """
+    if op.opcode == "dynamic-update-slice":
+        return op.operands[1]
+    return op.operands[2] if (
+        op.opcode == "scatter" and len(op.operands) == 3) else ""
 
 
 def _written(op: Instruction, ops: dict[str, Instruction],
@@ -216,9 +226,10 @@ def _written(op: Instruction, ops: dict[str, Instruction],
 
     def put(name: str) -> int:
         base, update = name, 0
-        while base in inner and inner[base].opcode in ("bitcast", _UPDATE):
-            if inner[base].opcode == _UPDATE:
-                update += shape_bytes(known[inner[base].operands[1]].shape)
+        while base in inner and (inner[base].opcode == "bitcast"
+                                 or _update(inner[base])):
+            if put_in := _update(inner[base]):
+                update += shape_bytes(known[put_in].shape)
             base = inner[base].operands[0]
         given = base not in inner or inner[base].opcode == "parameter"
         if update and given and _taken(base, body, computations) is not None:

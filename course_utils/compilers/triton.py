@@ -65,6 +65,7 @@ _SAME = re.compile(r"tt\.(addptr|splat|broadcast|expand_dims|reshape|trans|"
 _LOADS = re.compile(r"tt\.(load|atomic_\w+|descriptor_(load|gather|reduce))")
 _STORES = re.compile(
     r"tt\.(store|atomic_\w+|descriptor_(store|scatter|reduce))")
+_PTXAS_SECONDS = 300
 ALONE = threading.RLock()  # for what it patches, and its switches, are global
 
 
@@ -393,16 +394,24 @@ def _run_triton(work: Any, chip: Any, settings: Any,
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         # An empty cache: a warm one would hide what the compiler does.
         knobs.cache.dir = folder
-        # What it writes for a ptxas that fails or is stopped it leaves there.
-        inside = functools.partial(tempfile.NamedTemporaryFile, dir=folder)
-        stack.enter_context(mock.patch.object(
-            triton.nvidia, "tempfile", SimpleNamespace(
-                **vars(tempfile) | {"NamedTemporaryFile": inside})))
+        # ptxas may work for ever; what is written for it would be left over.
+        for module, name, own in (
+                (tempfile, "NamedTemporaryFile", {"dir": folder}),
+                (subprocess, "run", {"timeout": _PTXAS_SECONDS})):
+            call = functools.partial(getattr(module, name), **own)
+            stack.enter_context(mock.patch.object(
+                triton.nvidia, module.__name__,
+                SimpleNamespace(**vars(module) | {name: call})))
         knobs.compilation.store_binary_only = False
         knobs.compilation.listener = lambda **seen: times.append(seen["times"])
         knobs.nvidia.dump_ptxas_log = True  # the one way to its -v report
         stack.enter_context(contextlib.redirect_stdout(printed))
-        made = triton.compiler.compile(work, chip, vars(settings))
+        try:
+            made = triton.compiler.compile(work, chip, vars(settings))
+        except subprocess.TimeoutExpired:
+            raise CompilerError(
+                f"ptxas took longer than {_PTXAS_SECONDS} s for {work.name}: "
+                "give it smaller blocks.") from None
     seconds = {stage: us / 1e6 for stage, us in times[0].lowering_stages}
     seconds["ttir"] += times[0].ir_initialization / 1e6
     return made, seconds, printed.getvalue()

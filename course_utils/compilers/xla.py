@@ -393,7 +393,7 @@ def _gpu_code(folder: Path, target: str, names: list[str]
 
     Kernels stand in the order of ``names``: XLA's own, by threads, varies.
     """
-    launched = _launched(folder)
+    launched, dynamic = _launched(folder)
     order = [launched.get(name, name) for name in names]
 
     def place(code: str) -> tuple[int, str]:
@@ -412,23 +412,28 @@ def _gpu_code(folder: Path, target: str, names: list[str]
         machine, used = sass(ptx)
     except Missing as missing:  # triton brings ptxas
         return [*rungs, absent("sass", missing)], {}
+    for kernel in used:  # ptxas knows of the static part alone
+        used[kernel]["shared_bytes"] += dynamic.get(kernel, 0)
     return [*rungs, machine], {
         name: used[kernel] for name, kernel in zip(names, order, strict=True)
         if kernel in used}
 
 
-def _launched(folder: Path) -> dict[str, str]:
-    """The kernel of each operation that launches one: two may share it."""
+def _launched(folder: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """The kernel of each operation that launches one (two may share it), and
+    the bytes of shared memory that a launch of it asks for."""
     operations, kernels = ("".join(_read(folder, f"*thunk_{name}.txt"))
                            for name in ("metadata", "sequence"))
-    by_number = dict(re.findall(
-        r"^ *0*(\d+): k\w*Kernel +\[.*?\] (\w+) grid", kernels, re.M))
+    rows = re.findall(r"^ *0*(\d+): k\w*Kernel +\[.*?\] (\w+) grid"
+                      r"(?:.*shared_memory: (\d+))?", kernels, re.M)
+    by_number = {number: kernel for number, kernel, _ in rows}
     found: dict[str, set[str]] = {}
     for name, number in re.findall(
             r'profile_annotation: "(.*)"\s+thunk_id: (\d+)', operations):
         if number in by_number:
             found.setdefault(_symbol(name), set()).add(by_number[number])
-    return {name: its.pop() for name, its in found.items() if len(its) == 1}
+    return ({name: its.pop() for name, its in found.items() if len(its) == 1},
+            {kernel: int(shared or 0) for _, kernel, shared in rows})
 
 
 def sass(ptx: list[str]) -> tuple[Rung, dict[str, dict[str, int]]]:

@@ -97,7 +97,7 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], unit: str,
     if at is not None:
         mark(ax, at, f"{at:g}", GREY, "black")
     ax.set(xscale="log", yscale="log", xlabel=xlabel,
-           ylabel={"s": "seconds"}.get(unit, unit))
+           ylabel={"s": "time"}.get(unit, unit))
     ax.xaxis.set_major_formatter("{x:g}")
     eng(ax.yaxis, unit)
     ax.yaxis.set_minor_formatter("")
