@@ -57,6 +57,8 @@ _HINTS = (  # to what JAX says first
      "anything else (a size, a name) with functools.partial."),
     ("for the specified backend", " What calls back into Python, as a debug "
      "print does, compiles for the cpu only."),
+    ("pallas_call on platform", " Without that chip a Pallas kernel climbs "
+     "for the TPUs alone."),
     ("TracerArrayConversion", " NumPy computes with values, which tracing "
      "does not know: use jax.numpy."),
     (r"^\w*(Tracer|Concretization)", " Its Python control flow depends on an "

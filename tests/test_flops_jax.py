@@ -629,6 +629,15 @@ def test_a_convolution_counts_the_same_wherever_it_stands():
             assert count(looped, *shapes).matmul == 2 * n * one
         assert count(descend, *shapes, wrt=1).matmul == 5 * one
 
+    def penalty(x, w):
+        def fn(x):
+            return (lax.conv_transpose(x, w, (2, 2), "SAME")**2).sum()
+        return jax.grad(fn)(x)
+
+    shapes = (2, 5, 5, 6), (3, 3, 6, 4)
+    assert count(penalty, *shapes, wrt=1).matmul == 5 * count(
+        lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"), *shapes).matmul
+
     def turned(x, w):
         return lax.conv_transpose(x, w, (2,), "SAME",
                                   dimension_numbers=("NCH", "OIH", "NCH"))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.pallas import pallas_call
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import course_utils
@@ -41,6 +42,10 @@ def spec(*shape, dtype=jnp.float32):
 
 
 SQUARE = spec(64, 64)
+
+
+def pallas(x):
+    return pallas_call(lambda x, y: None, SQUARE)(x)
 
 
 def refuses(x):
@@ -437,6 +442,8 @@ def test_nothing_of_the_reader_changes(target, capfd):
      "lax.cond"),
     (lambda: ir.ladder(lambda x: "y", SQUARE), ValueError, "type <class 'str"),
     (lambda: ir.ladder(refuses, SQUARE), ValueError, "NotImplementedError.$"),
+    (lambda: ir.ladder(pallas, SQUARE, target="h100"), ValueError,
+     "climbs for the TPUs alone"),
     (lambda: ir.ladder(prints, SQUARE, target="h100"), ValueError,
      "the cpu only"),
     (lambda: ir.ladder(np.sin, SQUARE), ValueError, "use jax.numpy"),

@@ -242,19 +242,22 @@ def _jax_conv(ins: list, outs: list, p: dict) -> Counter:
     lhs, rhs, out = p["dimension_numbers"]
     macs = ins[1].shape[rhs[1]]
     macs *= math.prod(outs[0].shape[axis] for axis in out[:2])
+    outside = (0, len(lhs) - 1)
     of_kernel = lhs[1] == 0
-    of_input = (rhs, out)[of_kernel][0] in (0, len(lhs) - 1)
+    of_input = lhs[0] == 0 and rhs[0] not in outside
+    again = out[0] in outside if of_kernel else lhs[0] != 0
     for *axes, step, hole in zip(
             lhs[2:], rhs[2:], out[2:], p["window_strides"],
             p["lhs_dilation"], strict=True):
         x, w, y = (a.shape[axis] for a, axis in zip(
             (*ins, *outs), axes, strict=True))
-        if lhs[0] and not of_kernel:  # a layout of neither: of two gradients
+        if again:  # of a gradient: a kernel is hardly the largest
             macs *= math.prod(sorted((x, w, y))[:2])
-            continue
-        kernel, result = (y, w) if of_kernel else (w, y)
-        macs *= kernel * (x if (step == 1 if of_input == of_kernel
-                                else hole > 1) else result)
+        elif of_input:
+            macs *= w * (x if step == 1 else y)
+        else:
+            kernel, result = (y, w) if of_kernel else (w, y)
+            macs *= kernel * (result if hole == 1 else x)
     return _macs(macs, *ins, *outs)
 
 
