@@ -1,6 +1,5 @@
 """Kernels: compiled for chips that are not here, run without a GPU."""
 
-import ast
 import os
 import pickle
 import re
@@ -577,20 +576,6 @@ def test_bytes_and_rungs_of_the_example():
     with pytest.raises(AttributeError, match="no 'sas'; its rungs are pyth"):
         built.sas  # noqa: B018
     assert pickle.loads(pickle.dumps(built)).sass == built.sass
-
-
-ABOVE = {"ir", "kernels", "memory", "simulate", "plot", "example", "explore",
-         "exercises"}  # floors 2 to 5
-
-
-def test_the_compilers_import_nothing_of_a_higher_floor():
-    for path in Path(compiler.__file__).parent.glob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        ours = {f"{node.module}.{alias.name}".split(".")[1]
-                for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-                and node.module.startswith("course_utils")
-                for alias in node.names}
-        assert not ours & ABOVE, path.name
 
 
 HIDDEN = """
