@@ -34,14 +34,15 @@ def front_end(fn: Callable, args: Any, otherwise: str = "JAX") -> str:
 
 def levels(*trees: Any) -> Iterator[list[Any]]:
     """The leaves of ``trees``, then what functions among them take from
-    around them, what functions among those do, and so on."""
+    around them or by default, what functions among those do, and so on."""
     level, seen = [*leaves(trees)], set()
     while level:
         yield level
         functions = {id(f): f for f in level if inspect.isfunction(f)
                      and id(f) not in seen}
         seen |= functions.keys()
-        level = [x for f in functions.values() for x in leaves(outside(f))]
+        level = [x for f in functions.values() for x in leaves(
+            (outside(f), f.__defaults__, f.__kwdefaults__))]
 
 
 def leaves(tree: Any) -> Iterator[Any]:

@@ -730,9 +730,13 @@ def test_the_code_tells_the_framework_where_arguments_do_not(fn):
 MODEL = nn.Linear(3, 2, bias=False)
 
 
-def test_a_module_named_inside_a_comprehension_is_counted_on_copies():
-    cost = flops.count(lambda xs: [MODEL(x) for x in xs], [meta(4, 3)] * 2,
-                       wrt="params")
+@pytest.mark.parametrize("fn", [
+    lambda xs: [MODEL(x) for x in xs],
+    lambda xs, model=MODEL: [*map(model, xs)],
+    lambda xs, *, made={"of": MODEL}: [*map(made["of"], xs)]],
+    ids=["in a comprehension", "by default", "by a keyword's default"])
+def test_a_module_that_a_function_names_is_counted_on_copies(fn):
+    cost = flops.count(fn, [meta(4, 3)] * 2, wrt="params")
     assert cost.matmul == 2 * 2 * 2 * 4 * 3 * 2  # of X no gradient
     assert cost.params == 6
     assert MODEL.weight.grad is None
