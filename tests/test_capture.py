@@ -218,6 +218,91 @@ def test_lines_lead_back_to_python(target, graphs_only):
     assert set(aten.origins) == {0, start + 1, start + 2, start + 3}
 
 
+def branches(x):
+    x = torch.cos(x)
+    y = torch.cond(x.sum() > 0,
+                   lambda x: torch.cos(x) + 1,
+                   lambda x: torch.sin(x), (x,))
+    return torch.cos(y) @ x
+
+
+def checkpointed(x):
+    return torch.utils.checkpoint.checkpoint(
+        lambda x: torch.sin(x) * 3, x,
+        use_reentrant=False)
+
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return torch.cos(x)
+
+    @staticmethod
+    def backward(context, slope):
+        return slope * 6
+
+
+def own(x):
+    return Own.apply(torch.sin(x))
+
+
+@pytest.mark.parametrize("fn, options, want", [
+    (branches, {}, {"cos": [1, 3, 5], "sin": [4]}),
+    (checkpointed, {"wrt": 0}, {"sin": [2], "\\*": [2]}),
+    (own, {"wrt": 0}, {"sin": [1], "cos": [-7], "\\*": [-3]})],
+    ids=["branches", "checkpoint", "autograd"])
+def test_what_is_in_a_branch_or_a_body_has_its_own_line(
+        fn, options, want, graphs_only):
+    made = ir.ladder(fn, torch.ones(8, 8), target="h100", **options)
+    start = fn.__code__.co_firstlineno
+    for name in ("fx", "aten") if not options else ("fx",):
+        rows = zip(made[name].raw.splitlines(), made[name].origins,
+                   strict=True)
+        calls = [(row.partition(" = ")[2], at) for row, at in rows]
+        for op, lines in want.items():
+            call = rf"torch\.(ops\.aten\.)?{op}\b|\w+ {op} \w+;"
+            assert sorted(at - start for row, at in calls
+                          if re.match(call, row)) == lines
+
+
+def alike(x, chosen):
+    y = torch.sin(x)
+    w = y @ x
+    z = torch.sin(w)
+    x = torch.cond(
+        chosen,
+        lambda x: torch.sin(x) @ x,
+        lambda x: torch.sin(x) + 1, (x,))
+    return z @ x, y, w
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_each_call_of_a_kernel_has_its_own_line(target, graphs_only):
+    rung = ir.ladder(alike, torch.ones(8, 8), torch.tensor(True),
+                     target=target)["inductor"]
+    start = alike.__code__.co_firstlineno
+    calls, sources = {}, {}
+    for row, at in zip(rung.raw.splitlines(), rung.origins, strict=True):
+        if found := re.match(r" +((?:cpp|triton)_\w+)(?:\.run)?\(", row):
+            calls.setdefault(found[1], set()).add(at - start)
+        if found := re.match(r"(\w+) = async_compile", row):
+            sources[found[1]] = at and at - start
+    assert sorted(calls.values(), key=len) == [{7}, {1, 3, 6}]
+    assert all({sources[name]} == (lines if len(lines) == 1 else {0})
+               for name, lines in calls.items())
+
+
+@pytest.mark.parametrize("target, name", [("cpu", "assembly"),
+                                          ("h100", "ptx"), ("h100", "sass")])
+def test_where_a_kernel_begins_leads_back_to_python(target, name):
+    rung = trained(target)[name]
+    rows = {row: at for row, at in zip(rung.raw.splitlines(), rung.origins,
+                                       strict=True) if at}
+    assert set(rows.values()) == {example.__code__.co_firstlineno + 1}
+    ours = [k for k in trained(target).kernels if k.author == "compiler"]
+    assert len(rows) == len(ours) > 1
+
+
 def test_a_helper_in_another_file_counts_for_the_line_that_calls_it(
         graphs_only):
     names = {"torch": torch, "__name__": "__main__"}

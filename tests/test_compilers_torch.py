@@ -43,6 +43,13 @@ def arguments(n=N):
                  for shape in ((M, K), (K, n), (n,)))
 
 
+@pytest.fixture
+def graphs_only(monkeypatch):
+    """As where no C++ compiler is: all but the machine code, in a second."""
+    monkeypatch.setattr(compilers, "lacking", lambda target: Missing(
+        "objdump", "it disassembles", "apt install binutils"))
+
+
 @functools.cache
 def made(fn, target, n=N):
     """Rung texts by name, and kernels, compiled in this very run."""
@@ -171,11 +178,127 @@ INDEX = spec(1, dtype=torch.int64)
     (write_a_row, (spec(1024, 4), spec(1, 4)), 16),
     (write_rows, (spec(1024, 4), spec(1, 4), INDEX), 16 + 8),
     (torch.Tensor.add_, (spec(64), spec(64)), 512),
-    (lambda w, i: w[i] + w[i + 1], (spec(9), INDEX), 8 + 36)],
+    (lambda w, i: w[i] + w[i + 1], (spec(9), INDEX), 8 + 8)],
     ids=["slice", "rows", "in-place", "gather"])
 def test_what_is_only_ordered_is_not_read(fn, args, read):
     (kernel,), _ = compiled(fn, *args)
     assert (kernel.author, kernel.bytes_read) == ("compiler", read)
+
+
+def cached_keys(c, k):
+    c[:, 3] = k
+    return c.sum(-1)
+
+
+def looked_up(i, w):
+    return torch.nn.functional.embedding(i, w) * 2
+
+
+FEW = spec(4, dtype=torch.int64)
+TABLE, ROWS = spec(1000, 64), spec(4, 64)
+ONE = 4 * 64  # bytes of a row
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+@pytest.mark.parametrize("fn, args, read, written", [
+    # On a CPU one kernel does both, and need not read what it has written.
+    (cached_keys, (spec(2, 1000, 64), spec(2, 64)),
+     {"cpu": 2000 * ONE, "h100": 2002 * ONE}, 2 * ONE + 4 * 2000),
+    (looked_up, (FEW, TABLE), 32 + 4 * ONE, 4 * ONE),
+    (lambda x, i: x[i], (TABLE, FEW), 32 + 4 * ONE, 4 * ONE),
+    (lambda x, i: x[i], (spec(2, 64), FEW), 32 + 2 * ONE, 4 * ONE),
+    (lambda x, i: torch.gather(x, 1, i),
+     (TABLE, spec(1000, 4, dtype=torch.int64)), 32_000 + 16_000, 16_000),
+    (write_rows, (TABLE, ROWS, FEW), 32 + 4 * ONE, 4 * ONE),
+    (lambda x, k, i: x.index_put((i,), k), (TABLE, ROWS, FEW),
+     1000 * ONE + 32 + 4 * ONE, 1000 * ONE + 4 * ONE)],
+    ids=["cache", "embedding", "index", "small table", "gather", "update",
+         "copy and update"])
+def test_of_a_buffer_counts_what_is_taken_or_updated(
+        fn, args, read, written, target, graphs_only):
+    kernels = compilers.compile(fn, args, target).kernels
+    assert {k.author for k in kernels} == {"compiler"}
+    assert sum(k.bytes_read for k in kernels) == (
+        read[target] if isinstance(read, dict) else read)
+    assert sum(k.bytes_written for k in kernels) == written
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+@pytest.mark.parametrize("dtype, cast", [
+    (torch.float32, 0), (torch.bfloat16, 1000 * ONE // 2)])
+def test_the_gradient_of_a_table_is_zeros_and_an_update(
+        dtype, cast, target, graphs_only):
+    made = compilers.compile(looked_up, (FEW, TABLE.to(dtype)), target, (1,))
+    backward = [k for k in made.kernels if k.name.startswith("backward")]
+    assert sum(k.bytes_written for k in backward) == 1004 * ONE + cast
+    # The sum is in float32; on a GPU what rounds it is a kernel of its own.
+    again = 1000 * ONE if cast and target == "h100" else 0
+    assert sum(k.bytes_read for k in backward) == (
+        32 + 4 * 64 * dtype.itemsize + again)
+
+
+def test_a_library_updates_in_place_what_was_copied_for_it(graphs_only):
+    def fn(x, i, k):
+        return x.index_put((i,), k, accumulate=True)
+
+    made = compilers.compile(fn, (TABLE.long(), FEW, ROWS.long()), "h100")
+    copy, update = made.kernels
+    assert (copy.bytes_read, copy.bytes_written) == (2000 * ONE, 2000 * ONE)
+    assert (update.author, update.bytes_written) == ("library", 8 * ONE)
+    assert update.bytes_read == 8 * ONE + 8 * ONE + 32  # adds, to what it was
+
+
+def test_boundaries_that_are_searched_are_read():
+    (kernel,), _ = compiled(torch.bucketize, spec(1000), spec(10))
+    assert kernel.bytes_read == 4 * (1000 + 10)
+
+
+@pytest.mark.parametrize("fn, args, read, written", [
+    (lambda x, i: x[i], (TABLE, FEW), 32 + 4 * ONE, 4 * ONE),
+    (lambda x, i: x[:, i], (TABLE, FEW), 32 + 16_000, 16_000),
+    (lambda x, i: x[i, i], (TABLE, FEW), 32 + 16, 16),
+    (lambda x, i: x[i], (spec(2, 64), FEW), 32 + 2 * ONE, 4 * ONE),
+    (lambda x, i: x.index_select(-1, i), (TABLE, FEW), 32 + 16_000, 16_000),
+    (lambda x, i: x.gather(1, i[:, None]), (TABLE, FEW), 32 + 16, 16),
+    (lambda x, i: x.gather(0, i[0]), (spec(), FEW), 8 + 4, 4),
+    (torch.take, (TABLE, FEW), 32 + 16, 16),
+    (torch.nn.functional.nll_loss, (TABLE[:4], FEW), 32 + 16, 8),
+    (write_rows, (TABLE, ROWS, FEW), 32 + 4 * ONE, 4 * ONE),
+    (lambda x, i: x.index_fill_(1, i, 1), (TABLE, FEW), 32, 16_000),
+    (lambda x, i, k: x.index_add_(0, i, k), (TABLE, FEW, ROWS),
+     32 + 8 * ONE, 4 * ONE),
+    (lambda x, i, k: x.scatter_add_(1, i[:, None], k),
+     (TABLE, FEW, spec(4, 1)), 32 + 2 * 16, 16),
+    (lambda x, i, k: x.scatter_(1, i[:, None], k), (TABLE, FEW, spec(4, 1)),
+     32 + 16, 16),
+    (lambda x, m, k: x.index_put_((m,), k),
+     (TABLE, spec(1000, 64, dtype=torch.bool), spec()), 64_004, 1000 * ONE)],
+    ids=["index", "columns", "elements", "small table", "index_select",
+         "gather", "scalar", "take", "nll_loss", "index_put_", "index_fill_",
+         "index_add_", "scatter_add_", "scatter_", "mask"])
+def test_eager_counts_of_a_table_what_is_taken_or_updated(
+        fn, args, read, written):
+    kernel, = compilers.eager(fn, args)
+    assert (kernel.bytes_read, kernel.bytes_written) == (read, written)
+
+
+def test_a_bag_of_embeddings_reads_the_rows_it_sums():
+    def fn(i, w, offsets):
+        return torch.nn.functional.embedding_bag(i, w, offsets)
+
+    bag, = compilers.eager(fn, (FEW, TABLE, FEW[:2]))
+    assert bag.bytes_read == 32 + 16 + 4 * ONE
+
+
+def conjugated(x):
+    z = torch.view_as_complex(x)
+    return torch.view_as_real(z * z.conj() + 1j * z)
+
+
+def test_a_view_of_a_constant_is_no_kernel(graphs_only):
+    made = compilers.compile(conjugated, (spec(32, 2),), "cpu", "all")
+    assert {k.name.partition("/")[2] for k in made.kernels
+            if k.author == "library"} == {"clone", "mul", "add"}
 
 
 def test_a_check_is_no_kernel_and_picking_a_result_no_op():
@@ -405,13 +528,6 @@ def test_an_inside_of_torch_that_is_another_is_missing(
     assert not what or torch.__version__.split("+")[0] in str(caught.value)
 
 
-@pytest.fixture
-def graphs_only(monkeypatch):
-    """As where no C++ compiler is: all but the machine code, in a second."""
-    monkeypatch.setattr(compilers, "lacking", lambda target: Missing(
-        "objdump", "it disassembles", "apt install binutils"))
-
-
 def attend(q, k, v, mask=None, **options):
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, **options)
@@ -588,6 +704,23 @@ def again(x, w):
         use_reentrant=False)
 
 
+def loop(x):
+    return torch._higher_order_ops.while_loop(
+        lambda i, x: i < 5, lambda i, x: (i + 1, x.sin()),
+        (torch.tensor(0), x))
+
+
+def literal(x):
+    return x @ torch.tensor([[1.0], [2.0]] * 4) * torch.tensor(2) + x[[2, 0]]
+
+
+def wraps(x):
+    def double(x):
+        return x * 2
+
+    return functools.wraps(double)(lambda x: double(x) + 1)(x)
+
+
 ONES = torch.ones(8)
 
 
@@ -619,7 +752,12 @@ STRANGERS = {
     "complex": (lambda x: torch.fft.fft(x).abs(), X),
     "keywords": (functools.partial(Named(), x=X),),
     "method": (Adds().method, X), "name": (strange, X),
-    "no source": (typed(NET, "<net>")(), X)}
+    "no source": (typed(NET, "<net>")(), X),
+    "loop": (loop, X), "literal": (literal, spec(2, 8)),
+    "wraps": (wraps, X), "hessian": (
+        lambda x: torch.func.hessian(lambda x: (x**3).sum())(x), spec(8)),
+    "weight norm": (torch.nn.utils.parametrizations.weight_norm(
+        torch.nn.Linear(8, 8)), X)}
 
 
 @pytest.mark.parametrize("target", ["cpu", "h100"])
@@ -632,7 +770,8 @@ def test_strangers_climb(name, target, graphs_only):
 
 
 @pytest.mark.parametrize("name", ["decoder", "vision", "step", "cond",
-                                  "checkpoint", "autocast"])
+                                  "checkpoint", "autocast", "literal",
+                                  "weight norm"])
 def test_strangers_learn(name, graphs_only):
     fn, *args = STRANGERS[name]
     made = compilers.compile(fn, tuple(args), "h100", "all")
@@ -641,6 +780,36 @@ def test_strangers_learn(name, graphs_only):
     halves = [k.name.partition("/")[0] for k in made.kernels]
     assert set(halves) == {"forward", "backward"}
     assert halves == sorted(halves, reverse=True)
+    assert not any("cpp" in k.name for k in made.kernels)
+
+
+def of_no_dtype(x):
+    return x + torch.ones(8) * torch.tensor(2.0)
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_the_readers_default_dtype_and_autocast_travel(target, graphs_only):
+    def written(fn, *args):
+        made = compilers.compile(fn, args, target)
+        eager = compilers.eager(fn, args)
+        assert eager[-1].bytes_written == made.kernels[-1].bytes_written
+        return eager[-1].bytes_written
+
+    plain = written(of_no_dtype, spec(8)), written(torch.matmul, X, X)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        wide = written(of_no_dtype, spec(8, dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(before)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = written(torch.matmul, X, X)
+        made = compilers.compile(torch.matmul, (X, X), target, "all")
+    assert (wide, low) == (2 * plain[0], plain[1] / 2)
+    assert 'tangents_1: "bf16' in next(
+        r.text for r in made.rungs if r.name == "joint")
+    assert (written(of_no_dtype, spec(8)), written(torch.matmul, X, X)
+            ) == plain
 
 
 @pytest.mark.parametrize("target", ["cpu", "h100"])
@@ -670,19 +839,44 @@ def own_step(w, x):
 
 
 @pytest.mark.parametrize("fn, args, words", [
-    (lambda x: x[x > 0], (X,), "torch.where"),
+    *[(fn, (X.long(),), r"torch.where or torch.cond \(line \d+, in <lambda>")
+      for fn in (lambda x: x[x > 0],
+                 lambda x: torch.masked_select(x, x > 0),
+                 lambda x: torch.unique(x),
+                 lambda x: torch.unique_consecutive(x),
+                 lambda x: torch.bincount(x[0]),
+                 lambda x: torch.repeat_interleave(x[0], x[1]),
+                 lambda x: torch.combinations(x[0]),
+                 lambda x: x.tolist())],
     (own_step, (X, X), "give wrt=, or use torch.func.grad"),
     (lambda x: x.cuda() * 2, (X,), "leave that to target="),
     (lambda x: x + torch.ones(8, device="cuda"), (X,), "leave that to"),
     (Sized(), (X,), rf"\[8, 8\] X \[3, 3\] \(line {SIZED}, in forward\)"),
     (torch.nn.LSTM(8, 4), (X,), "LSTM$"),  # no line: it would be torch's
     (Named(), (X,), "takes 1 positional argument"),
-], ids=["boolean", "autograd", "cuda", "on cuda", "shapes", "lstm",
+], ids=["boolean", "masked_select", "unique", "unique_consecutive",
+        "bincount", "repeat_interleave", "combinations", "tolist",
+        "autograd", "cuda", "on cuda", "shapes", "lstm",
         "keywords"])
 def test_strangers_that_do_not_are_told_in_one_sentence(fn, args, words):
     with pytest.raises(ValueError, match=words) as caught:
         compilers.compile(fn, args, "h100")
     assert "\n" not in str(caught.value)
+
+
+def test_a_function_that_calls_a_triton_kernel_says_so():
+    from course_utils import kernels
+
+    kernel = kernels.from_source(
+        "@triton.jit\ndef double(x):\n"
+        "    tl.store(x, 2 * tl.load(x))\n")
+
+    def calls(x):
+        kernel[(1,)](x)
+        return x
+
+    with pytest.raises(ValueError, match="give ladder that kernel$"):
+        compilers.compile(calls, (X,), "h100")
 
 
 def test_eager_does_not_choose_by_a_value_that_is_not_there():

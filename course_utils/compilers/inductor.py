@@ -36,7 +36,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.dependencies import MemoryDep
+from torch._inductor.dependencies import MemoryDep, StarDep
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import MultiOutput
@@ -44,9 +44,10 @@ from torch._inductor.runtime import triton_helpers
 from torch._inductor.scheduler import Scheduler
 from torch._inductor.utils import fresh_inductor_cache
 from torch._inductor.virtualized import V
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import FakeTensorMode, fake_tensor
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,7 +69,12 @@ _WHO = {  # whom ATen calls on a GPU
     r"convolution(_backward)?|\w*cudnn\w*": "cuDNN", r"_fft_\w+": "cuFFT",
     r"_?linalg_(cholesky|eigh|inv|ldl|lu|qr|solve|svd)\w*|cholesky_\w+|"
     r"geqrf|ormqr": "cuSOLVER"}
-_FILLS = ("copy_", "fill_", "zero_")  # they write without reading
+_FILLS = ("copy_", "fill_", "zero_", "index_copy_", "index_fill_",
+          "index_put_", "put_", "scatter_")  # they write without reading
+# Of their first tensor they read or, in place, write what an index names.
+_INDEXED = re.compile(
+    r"aten\.(_?embedding(_bag|_bag_forward_only)?|gather|index(_select)?|"
+    r"nll_loss\w*_forward|take|(index_\w+|put|scatter\w*)_)\.")
 _CPP = re.compile(r"(\w+) = async_compile\.cpp_pybinding\(\[.*?\], "
                   r"r?'''(.*?)'''\)", re.S)
 _INCLUDE = re.compile(r"^\s*#include.*", re.M)
@@ -78,20 +84,23 @@ _NAMED = re.compile(  # in Inductor's code a library's result, or a kernel
 _TRITON = re.compile(r"async_compile\.triton\('(\w+)', ('''.*?''')", re.S)
 
 
-def climb(packed: bytes, target: str, machine: bool, wrt: Any) -> Compiled:
+def climb(packed: bytes, target: str, machine: bool, wrt: Any,
+          dtype: Any, lower: Any) -> Compiled:
     """The rungs from fx down, to machine code if ``machine``, and kernels.
 
     With ``wrt`` those of a training step: AOTAutograd's joint graph, the two
     halves it is cut into, and what Inductor makes of each; bytes saved.
     """
     start, saved, codes, kernels = time.perf_counter(), {}, {}, []
-    with told():
+    places: dict[str, int] = {}
+    with told(), _default(dtype):
         with (_arrived(packed) as (fn, args),
               torch.set_grad_enabled(wrt is not None)):
             file = file_of(fn)
             if wrt is not None:
                 _ask_gradients(fn, args, wrt)
-            graph, inputs, *rungs = _captured(fn, args, file, start)
+            graph, inputs, *rungs = _captured(
+                _within(fn, lower), args, file, start)
             if wrt is None:
                 parts = {"": graph}
             else:
@@ -108,11 +117,17 @@ def climb(packed: bytes, target: str, machine: bool, wrt: Any) -> Compiled:
                 rungs += made
                 prefix = f"{half}/" if half else ""
                 codes[prefix] = "".join(rung.raw for rung in made)
+                begun = prefix.replace("/", "_") if target == "cpu" else ""
+                for name, line in _begun(made[-1]).items():
+                    name = begun + name  # both halves may have such a one
+                    places[name] = line * (places.get(name, line) == line)
                 kernels += [replace(k, name=prefix + k.name) for k in found]
             lower, used = [], {}
             if machine:
                 below = _assembly if target == "cpu" else _sass
                 lower, used = below(codes)
+                lower = [replace(rung, origins=links.named(rung.raw, places))
+                         for rung in lower]
     return Compiled((*rungs, *lower), kernels=tuple(
         replace(k, **used.get(k.name, {})) for k in kernels), memory=saved)
 
@@ -173,8 +188,9 @@ def _saved(forward: Any, results: int) -> dict[str, int]:
         [t for t in kept if t.untyped_storage()._cdata in given])}
 
 
-def launches(packed: bytes, *unused: Any) -> tuple[Kernel, ...]:
+def launches(packed: bytes, *given: Any) -> tuple[Kernel, ...]:
     """What eager PyTorch launches, for any target."""
+    *_, dtype, lower = given
     found: list[Kernel | None] = []
 
     class Recorder(TorchDispatchMode):
@@ -184,9 +200,29 @@ def launches(packed: bytes, *unused: Any) -> tuple[Kernel, ...]:
             found.append(_launched(op, args, kwargs or {}, out))
             return out
 
-    with told(), _arrived(packed) as (fn, args), Recorder():
-        fn(*args)
+    with (told(), _default(dtype), _arrived(packed) as (fn, args),
+          Recorder()):
+        _within(fn, lower)(*args)
     return tuple(filter(None, found))
+
+
+@contextlib.contextmanager
+def _default(dtype: Any) -> Iterator[None]:
+    """In it tensors that are given no dtype have the reader's."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _within(fn: Any, lower: Any) -> Any:
+    """``fn`` within the reader's autocast to ``lower``, if there is one."""
+    def called(*args: Any) -> Any:
+        with torch.autocast("cpu", lower):
+            return fn(*args)
+    return called if lower else fn
 
 
 @contextlib.contextmanager
@@ -195,8 +231,16 @@ def _arrived(packed: bytes) -> Iterator[Any]:
     layers = torch._C._functorch
     while layers.peek_interpreter_stack():  # what a failed trace left
         layers.pop_dynamic_layer_stack()
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with _without_data(), torch.no_grad():
         yield cloudpickle.loads(packed)
+
+
+def _without_data() -> FakeTensorMode:
+    """In it tensors have a shape; no shape may depend on their values."""
+    shapes = ShapeEnv(allow_scalar_outputs=False,
+                      allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes,
+                          static_shapes=True)
 
 
 class _Done(BaseException):
@@ -219,10 +263,21 @@ def _graph(name: str, graph: Any, tool: str, file: str, start: float) -> Rung:
     """The rung of a graph."""
     text = _LINE.sub("", graph.print_readable(
         print_output=False, include_stride=True, include_device=True))
-    nodes = {node.name: _line(node, file) for node in graph.graph.nodes}
-    made = (re.match(r" *(\w*)(: \"| = )?", row) for row in text.splitlines())
-    return _rung(name, text, tool, start, tuple(
-        nodes.get(node[1], 0) if node[2] else 0 for node in made))
+    parts, lines, numbers = _printed(graph), {}, []
+    for row in text.splitlines():
+        if re.match(" *class ", row):
+            lines = {n.name: _line(n, file) for n in next(parts).graph.nodes}
+        node = re.match(r" *(\w*)(: \"| = )?", row)
+        numbers.append(lines.get(node[1], 0) if node[2] else 0)
+    return _rung(name, text, tool, start, tuple(numbers))
+
+
+def _printed(graph: Any) -> Iterator[Any]:
+    """A graph and those of its branches and bodies, as they are printed."""
+    yield graph
+    for part in graph.children():
+        if isinstance(part, torch.fx.GraphModule):
+            yield from _printed(part)
 
 
 def _line(node: Any, file: str) -> int:
@@ -328,6 +383,8 @@ def _pretence(target: str) -> list[tuple[Any, str, Any]]:
 
     return [
         (fake_tensor, "init_gpu_context", lambda device: None),
+        (FakeTensorMode, "avoid_device_init", True),
+        (proxy_tensor, "CONSTANT_NUMEL_LIMIT", 0),  # compute with none
         (cuda, "is_available", lambda: True),
         (cuda, "device_count", lambda: 1),
         (cuda, "current_device", lambda: 0),
@@ -339,6 +396,7 @@ def _pretence(target: str) -> list[tuple[Any, str, Any]]:
         (cuda, "set_rng_state", lambda *_: None),
         (torch._inductor.scheduler, "has_triton", lambda *_: True),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
+        (GraphLowering, "constant_name", lambda self, name, device: name),
         (package.runtime.driver, "_active", driver),
         (joint_graph, "lazy_init", on_the_cpu)]
 
@@ -371,8 +429,16 @@ def _moved(graph: Any, inputs: list[Any]) -> list[Any]:
             node.args, node.kwargs = tree_map(there, (node.args, node.kwargs))
             if node.target in _device_constructors():
                 node.kwargs = {**node.kwargs, "device": gpu}
+            elif _op(node.target) == "lift_fresh_copy":  # of a constant
+                with part.graph.inserting_after(node):
+                    made = part.graph.call_function(
+                        torch.ops.aten._to_copy.default, (node,),
+                        {"device": gpu})
+                made.meta = dict(node.meta)
+                node.replace_all_uses_with(made)
+                made.args = (node,)
         part.recompile()
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with _without_data():
         return tree_map_only(torch.Tensor, lambda x: torch.empty_strided(
             x.shape, x.stride(), dtype=x.dtype, device=gpu), inputs)
 
@@ -431,8 +497,9 @@ def _generated(half: str, graph: Any, inputs: list[Any], file: str,
             made_of = _made_of(graph, nodes)
             with V.set_graph_handler(graph):
                 kernels.append(_kernel(graph, name, nodes, made_of))
-            lines[name or nodes[0].node.get_name()] = next(filter(None, (
-                _line(node, file) for node in reversed(made_of))), 0)
+            called = lines.setdefault(name or nodes[0].node.get_name(), {})
+            called.setdefault(graph.name, []).append(next(filter(None, (
+                _line(node, file) for node in reversed(made_of))), 0))
         rungs.append(_rung("-".join(filter(None, ("inductor", half))), code,
                            "Inductor", start, _caused(code, lines)))
         raise _Done
@@ -466,21 +533,36 @@ def _generated(half: str, graph: Any, inputs: list[Any], file: str,
     return rungs, list(filter(None, kernels))
 
 
-def _caused(code: str, lines: dict[str, int]) -> tuple[int, ...]:
+def _caused(code: str, lines: dict[str, dict[Any, list[int]]],
+            ) -> tuple[int, ...]:
     """For each line of Inductor's code that of what it makes, or 0.
 
-    ``lines`` has it for the name of a kernel, or of a library's result.
+    ``lines`` has for a kernel, or a library's result, the line of each call,
+    by graph: the whole is None, a branch or a body a function of its name.
     """
-    numbers, within = [], 0
+    numbers, within, graph = [], None, None
+    parts = {graph for calls in lines.values() for graph in calls}
     for row in code.splitlines():
         names = map("".join, _NAMED.findall(row))
-        here = next((lines[name] for name in names if name in lines), within)
+        calls = next((lines[name] for name in names if name in lines), {})
         if "= async_compile." in row:  # the kernel's source follows
-            within = here
+            every = {line for called in calls.values() for line in called}
+            within = every.pop() if len(every) == 1 else 0
         elif row.startswith("'''"):
-            within = 0
-        numbers.append(here)
+            within = None
+        elif within is None and re.match("def |class ", row):
+            name = re.split(r"\W", row)[1]
+            graph = name if name in parts else None
+        numbers.append(within if within is not None else
+                       calls[graph].pop(0) if calls.get(graph) else 0)
     return tuple(numbers)
+
+
+def _begun(rung: Rung) -> dict[str, int]:
+    """The line of each kernel whose source is in Inductor's ``rung``."""
+    rows = zip(rung.raw.splitlines(), rung.origins, strict=True)
+    return {row.partition(" = ")[0]: line for row, line in rows
+            if "= async_compile." in row}
 
 
 # Kernels: what each is made of, and what it moves.
@@ -497,26 +579,48 @@ def _kernel(graph: Any, name: str, nodes: list[Any], origins: list[Any],
     """What one scheduled piece of Inductor's ``graph`` does and moves."""
     if not name:
         return _library(nodes[0].node, origins)
-    writes = {dep for n in nodes for dep in n.read_writes.writes}
-    within = {dep.name for dep in writes}
-    # What is loaded; other dependencies may be there only for the order.
-    reads = {dep for n in nodes for dep in n.read_writes.reads
-             if isinstance(dep, MemoryDep) and dep.name not in within}
     gone = graph.removed_buffers | graph.inplaced_to_remove
-
-    def moved(deps: set[Any]) -> int:
-        sizes: dict[str, int] = {}
-        for dep in deps:
-            sizes[dep.name] = sizes.get(dep.name, 0) + dep.numbytes_hint()
-        # A buffer read in two ways is still read once.
-        return sum(min(size, int(graph.get_numel(name))
-                       * graph.get_dtype(name).itemsize)
-                   for name, size in sizes.items())
-
+    written = _touched(graph, {
+        dep: n for n in nodes for dep in n.read_writes.writes})
+    own: dict[str, int] = {}
+    for at, size in written.items():
+        own[_place(graph, at)] = own.get(_place(graph, at), 0) + size
+    # That it depends on all of what it updates is only for the order.
+    read = _touched(graph, {
+        dep: n for n in nodes for dep in n.read_writes.reads
+        if isinstance(dep, MemoryDep) or isinstance(dep, StarDep)
+        and _place(graph, dep.name) not in own})
     return Kernel(name, "compiler", "Inductor", tuple(
         _op(o.target) for o in origins if o.target is not operator.getitem
         and not getattr(o.target, "is_view", False)),
-        moved(reads), moved({dep for dep in writes if dep.name not in gone}))
+        # What it has written itself, it need not read.
+        sum(max(0, size - own[_place(graph, at)]) if at in written else size
+            for at, size in read.items()),
+        sum(size for at, size in written.items() if at not in gone))
+
+
+def _place(graph: Any, name: str) -> str:
+    """The buffer that has another name after each update in place."""
+    return graph.scheduler.mutation_real_name.get(name, name)
+
+
+def _touched(graph: Any, deps: dict[Any, Any]) -> dict[str, int]:
+    """Bytes that are loaded or stored, by the name of the buffer.
+
+    Of one reached by an index, an element for each step of the loops of the
+    node that has the dependency.
+    """
+    sizes: dict[str, int] = {}
+    for dep, node in deps.items():
+        size = dep.numbytes_hint()
+        if isinstance(dep, MemoryDep) and dep.is_indirect():
+            steps = math.prod(itertools.chain(*node.get_ranges()))
+            size = int(steps) * graph.get_dtype(dep.name).itemsize
+        # A buffer read in two ways is still read once.
+        whole = (int(graph.get_numel(_place(graph, dep.name)))
+                 * graph.get_dtype(dep.name).itemsize)
+        sizes[dep.name] = min(whole, sizes.get(dep.name, 0) + size)
+    return sizes
 
 
 def _op(op: Any) -> str:
@@ -534,7 +638,13 @@ def _library(node: Any, origins: list[Any]) -> Kernel | None:
     args, kwargs, out = tree_map_only(
         torch.fx.Node, lambda n: n.meta.get("val"),
         (origin.args, origin.kwargs, origin))
-    kernel = _launched(origin.target, args, kwargs, out)
+    op = origin.target
+    if node.get_mutation_names() and isinstance(op, OpOverload):
+        # It is done in place, in a copy that another kernel has made.
+        packet = getattr(torch.ops.aten, _op(op) + "_", None)
+        op = getattr(packet, op._overloadname, op)
+        out = None if op is not origin.target else out
+    kernel = _launched(op, args, kwargs, out)
     if kernel and getattr(node.get_device(), "type", "") == "cuda":
         who = next((who for names, who in _WHO.items()
                     if re.fullmatch(names, kernel.name)), "ATen")
@@ -553,14 +663,38 @@ def _launched(op: Any, args: tuple, kwargs: dict[str, Any], out: Any,
     known = schema.arguments if schema else ()  # a higher-order op has none
     named = dict(zip((a.name for a in known), args, strict=False)) | kwargs
     written = made + _tensors([named.get(a.name) for a in known if a.is_write])
-    if (not written or "empty" in name or name == "lift_fresh"
+    if (not written or "empty" in name or getattr(op, "is_view", False)
             or torch.Tag.inplace_view in getattr(op, "tags", ())):
         return None
+    fills = name in _FILLS and not (
+        named.get("accumulate") or named.get("reduce"))
     unread = _tensors([named.get(a.name) for a in known if a.is_out
-                       or a.is_write and name in _FILLS])
+                       or a.is_write and fills])
     read = [t for t in given if not any(t is u for u in unread)]
-    return Kernel(name, "library", "ATen", (name,), _bytes(read),
-                  _bytes(written))
+    table = given[0] if _INDEXED.match(str(op)) else None
+    spared = 0 if table is None else _spared(name, table, named)
+    return Kernel(name, "library", "ATen", (name,), *(
+        _bytes(tensors) - spared * any(t is table for t in tensors)
+        for tensors in (read, written)))
+
+
+def _spared(name: str, table: Any, named: dict[str, Any]) -> int:
+    """Bytes of ``table`` that the index of an op does not name."""
+    index = next(named[key] for key in ("indices", "index", "target")
+                 if key in named)
+    rank = max(1, table.dim())
+    if not isinstance(index, list | tuple):
+        index = ([None] * (named.get("dim", 0) % rank) + [index]
+                 if re.match("index|_?embedding", name)  # of whole rows
+                 else [index] * rank)
+    chosen = [at for at in index if at is not None]
+    if any(at.dtype in (torch.bool, torch.uint8) for at in chosen):
+        return 0  # a mask may name it all
+    steps = math.prod(torch.broadcast_shapes(*(at.shape for at in chosen)))
+    whole = (size for at, size in itertools.zip_longest(index, table.shape)
+             if at is None)
+    return max(0, _bytes([table]) - (
+        steps * math.prod(whole) * table.dtype.itemsize))
 
 
 def _tensors(tree: Any) -> list[Any]:

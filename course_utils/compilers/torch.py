@@ -8,6 +8,7 @@ compiled here, and how a function travels. Floor 1.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import dis
 import functools
 import io
@@ -50,11 +51,13 @@ _ENVIRONMENT = {
     "TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER": "0", **(
         {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_MARCH": "haswell"}
         if platform.machine() in ("x86_64", "AMD64") else {})}
+_MODULE = "namedtuple_"  # no module's: Dynamo does not import one so named
 _RANDOM = rb"[0-9a-f]{32}"  # what cloudpickle calls a class, in one run
+_USER = re.compile("from user code:|Original traceback:")  # frames follow
 _FOR_CODE = ("A C++ compiler", "objdump")  # the graphs come without
 _HINTS = (  # what a tracer says, and what it means to who wrote the function
-    (r"[Dd]ata.?[Dd]ependent|_scalar_dense|capture_scalar|\bnonzero\b|no rule "
-     "registered",
+    (r"[Dd]ata.?[Dd]ependent|DynamicOutputShape|_scalar_dense|capture_scalar|"
+     r"\bnonzero\b|[Uu]nbacked|`tolist|no rule registered",
      "its course depends on the values of a tensor, and only shapes are "
      "known: use torch.where or torch.cond"),
     (r"autograd\.grad|torch/autograd/|\bbackward\(|not require grad",
@@ -90,7 +93,8 @@ def compile(fn: Callable, args: tuple, target: str,
             ) -> Compiled:
     """Every representation of ``fn`` for ``target``, and its kernels.
 
-    Of tensors in ``args`` only shape, strides and dtype matter. Rungs: python
+    Of tensors in ``args`` only shape, strides and dtype matter, of what torch
+    is set to the default dtype and autocast. Rungs: python
     and bytecode (where there are), fx, guards, aten, inductor, then assembly
     (cpu) or ptx and sass, where something was generated; without a C++
     compiler the last says why not. With ``wrt`` (argument numbers, "params"
@@ -197,7 +201,7 @@ def told() -> Iterator[None]:
         reason = next((words for pattern, words in _HINTS
                        if re.search(pattern, text)), said.strip(" .") or text)
         frames = re.findall(r'File "(.*?)", line (\d+), in (.+)',
-                            text.partition("from user code:")[2])
+                            "".join(_USER.split(text)[1:]))
         place = next((f" (line {line}, in {_resumed(name)})"
                       for file, line, name in reversed(frames)
                       if not _installed(Path(file).parent)), "")
@@ -233,7 +237,7 @@ def _called(job: str, fn: Any, args: tuple, target: str, fresh: bool,
     # What the CPU's compiler leaves in a process harms no other; but torch
     # remembers a GPU, so each has a process of its own.
     chip = target if target != "cpu" else "h100"
-    given = target, not missing, wrt
+    given = target, not missing, wrt, *_state()
     with _known():
         return cache.cached(
             ("torch", job, *given, re.sub(_RANDOM, b"", packed)),
@@ -242,6 +246,16 @@ def _called(job: str, fn: Any, args: tuple, target: str, fresh: bool,
                 *given, environment={
                     **_ENVIRONMENT, "CXX": host.compiler() or "",
                     "COURSE_CHIP": chip}), fresh)
+
+
+def _state() -> tuple[Any, Any]:
+    """What the reader has set that changes a graph: the dtype of what has
+    none, and that of autocast, on whichever device, or None."""
+    import torch
+
+    return torch.get_default_dtype(), next((
+        torch.get_autocast_dtype(device) for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)), None)
 
 
 @contextlib.contextmanager
@@ -279,8 +293,9 @@ def _packed(fn: Any, args: tuple) -> bytes:
         try:
             pickler.dump((fn, args))
         except Exception as error:
+            said = str(error).partition("\n")[0]
             raise ValueError("fn or its arguments cannot be sent to the "
-                             f"compiler's process: {error}") from None
+                             f"compiler's process: {said}") from None
     return file.getvalue()
 
 
@@ -316,6 +331,12 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(value, types.FunctionType | torch.nn.Module) and (
                 plain := _plain(value)) is not value:  # compiled: Dynamo
             return _same, (plain,)  # would see through it all the same
+        if type(value).__module__.startswith("triton.runtime."):
+            raise ValueError("it calls a Triton kernel, which is compiled by "
+                             "itself: give ladder that kernel")
+        if (isinstance(value, torch.nn.Module)
+                and torch.nn.utils.parametrize.is_parametrized(value)):
+            return copyreg.__newobj__, (type(value),), vars(value)
         if isinstance(value, types.CodeType):
             # A path would be another in each run. cloudpickle 3.1 gives all
             # code one, which would make a helper's lines the function's.
@@ -325,9 +346,9 @@ class _Pickler(cloudpickle.Pickler):
                                else part for part in parts)
         made = super().reducer_override(value)
         if isinstance(value, types.FunctionType) and isinstance(made, tuple):
-            # Paths, and the name by which Dynamo would import its module.
-            for name in ("__file__", "__path__", "__name__"):
+            for name in ("__file__", "__path__"):
                 made[1][1].pop(name, None)
+            made[1][1]["__name__"] = _MODULE
             if "_torchdynamo_orig_callable" in vars(value):
                 # functools.wraps gave it all that a compiled function has.
                 make, parts, (own, slots), *rest = made
