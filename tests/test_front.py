@@ -1,5 +1,6 @@
 """Whose a function is, and what it takes from around it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -84,3 +85,37 @@ def test_functions_that_call_each_other_end():
         return n != 0 and even(n - 1)
 
     assert front_end(even, (3,), "neither") == "neither"
+
+
+@dataclasses.dataclass
+class Node:
+    value: object
+    up: object = None
+    unset: object = dataclasses.field(init=False)
+
+
+def test_what_holds_itself_ends():
+    node = Node(torch.ones(3))
+    node.up = [node, {"again": node}]
+    assert front_end(lambda x: x @ node.value, (node,)) == "torch"
+    assert front_end(lambda x: x @ node.value, (3,)) == "torch"
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    assert front_end(lambda x: x, (deep,)) == "JAX"
+
+
+def either(x):
+    return torch.sin(x) if isinstance(x, torch.Tensor) else jnp.sin(x)
+
+
+def plainly(x):
+    return x.detach().numpy() if isinstance(x, torch.Tensor) else x
+
+
+@pytest.mark.parametrize("fn", [
+    either, lambda x: either(x), lambda x: plainly(x) * 2],
+    ids=["both", "a helper's both", "a helper's torch"])
+def test_a_name_in_the_code_does_not_outweigh_numpy(fn):
+    assert front_end(fn, (np.ones(3),)) == "JAX"
+    assert front_end(fn, (torch.ones(3),)) == "torch"

@@ -28,7 +28,8 @@ _WHO = {  # whom ATen calls on a GPU
     r"_?linalg_(cholesky|eigh|inv|ldl|lu|qr|solve|svd)\w*|cholesky_\w+|"
     r"geqrf|ormqr": "cuSOLVER"}
 _FILLS = ("copy_", "fill_", "zero_", "index_copy_", "index_fill_",
-          "index_put_", "put_", "scatter_")  # they write without reading
+          "index_put_", "put_", "scatter_", "bernoulli_", "uniform_",
+          "normal_", "exponential_", "random_")  # they write without reading
 # Of their first tensor they read or, in place, write what an index names.
 _INDEXED = re.compile(
     r"aten\.(_?embedding(_bag|_bag_forward_only)?|gather|index(_select)?|"
@@ -48,16 +49,16 @@ def kernel(graph: Any, name: str, nodes: list[Any], origins: list[Any],
     if not name:
         return _library(nodes[0].node, origins)
     gone = graph.removed_buffers | graph.inplaced_to_remove
-    written = _touched(graph, {
-        dep: n for n in nodes for dep in n.read_writes.writes})
+    written = _touched(graph, [
+        (dep, n) for n in nodes for dep in n.read_writes.writes])
     own: dict[str, int] = {}
     for at, size in written.items():
         own[_place(graph, at)] = own.get(_place(graph, at), 0) + size
     # That it depends on all of what it updates is only for the order.
-    read = _touched(graph, {
-        dep: n for n in nodes for dep in n.read_writes.reads
+    read = _touched(graph, [
+        (dep, n) for n in nodes for dep in n.read_writes.reads
         if isinstance(dep, MemoryDep) or isinstance(dep, StarDep)
-        and _place(graph, dep.name) not in own})
+        and _place(graph, dep.name) not in own])
     return Kernel(name, "compiler", "Inductor", tuple(
         op_name(o.target) for o in origins if o.target is not operator.getitem
         and not getattr(o.target, "is_view", False)),
@@ -72,16 +73,23 @@ def _place(graph: Any, name: str) -> str:
     return graph.scheduler.mutation_real_name.get(name, name)
 
 
-def _touched(graph: Any, deps: dict[Any, Any]) -> dict[str, int]:
+def _touched(graph: Any, deps: list[tuple[Any, Any]]) -> dict[str, int]:
     """Bytes that are loaded or stored, by the name of the buffer.
 
     Of one reached by an index, an element for each step of the loops of the
-    node that has the dependency.
+    node that has the dependency; through the same index, once.
     """
     sizes: dict[str, int] = {}
-    for dep, node in deps.items():
-        size = dep.numbytes_hint()
-        if isinstance(dep, MemoryDep) and dep.is_indirect():
+    seen = set()
+    for dep, node in deps:
+        size, through = dep.numbytes_hint(), None
+        if indirect := isinstance(dep, MemoryDep) and dep.is_indirect():
+            through = frozenset(d for d in node.read_writes.reads if not (
+                isinstance(d, MemoryDep) and d.is_indirect()))
+        if (dep, through) in seen:
+            continue
+        seen.add((dep, through))
+        if indirect:
             steps = math.prod(itertools.chain(*node.get_ranges()))
             size = int(steps) * graph.get_dtype(dep.name).itemsize
         # A buffer read in two ways is still read once.
@@ -126,8 +134,10 @@ def launched(op: Any, args: tuple, kwargs: dict[str, Any], out: Any,
     name = op_name(op)
     given, schema = _tensors((args, kwargs)), getattr(op, "_schema", None)
     places = {t.untyped_storage()._cdata for t in given}
-    made = [t for t in _tensors(out)
-            if t.untyped_storage()._cdata not in places]
+    in_place = schema and any(r.alias_info for r in schema.returns)
+    made = [] if in_place else [
+        t for t in _tensors(out)
+        if t.untyped_storage()._cdata not in places]
     known = schema.arguments if schema else ()  # a higher-order op has none
     named = dict(zip((a.name for a in known), args, strict=False)) | kwargs
     written = made + _tensors([named.get(a.name) for a in known if a.is_write])
@@ -138,7 +148,8 @@ def launched(op: Any, args: tuple, kwargs: dict[str, Any], out: Any,
         named.get("accumulate") or named.get("reduce"))
     unread = _tensors([named.get(a.name) for a in known if a.is_out
                        or a.is_write and fills])
-    read = [t for t in given if not any(t is u for u in unread)]
+    read = [] if re.match(r"new_|\w+_like$", name) else [
+        t for t in given if not any(t is u for u in unread)]
     table = given[0] if _INDEXED.match(str(op)) else None
     spared = 0 if table is None else _spared(name, table, named)
     return Kernel(name, "library", "ATen", (name,), *(

@@ -7,7 +7,8 @@ code of a jaxpr is left out.
 ``matmul``: products and convolutions, 2 FLOPs a multiply-add (8 if complex, 4
 if one side is), padded taps included: in JAX a transposed convolution of
 stride 1 is one over a padded input, in torch each input meets the kernel. A
-gradient pairs what its forward pairs. Attention counts all pairs of
+gradient pairs what its forward pairs (in JAX, unless that is padded beyond
+its size). Attention counts all pairs of
 positions, masked or not, from its products whatever back end runs it (by
 FlopCounterMode's formula if called by a back end's name); factorizations and
 FFTs (5 n log2 n, half if real) by their textbook counts, an inverse as a

@@ -236,28 +236,28 @@ def _jax_conv(ins: list, outs: list, p: dict) -> Counter:
     holes, each input does.
 
     Gradients are convolutions too, and pair what their forward pairs. Their
-    layouts tell: that of a kernel has features first and the kernel as its
-    output, that of an input the kernel's outer axis, its outputs, inside.
+    layouts tell: in that of a kernel, which is the output, features come
+    first. All others meet the kernel once for each input or each output,
+    whichever are fewer: gradients of inputs, and layouts seldom used.
     """
     lhs, rhs, out = p["dimension_numbers"]
     macs = ins[1].shape[rhs[1]]
     macs *= math.prod(outs[0].shape[axis] for axis in out[:2])
-    outside = (0, len(lhs) - 1)
-    of_kernel = lhs[1] == 0
-    of_input = lhs[0] == 0 and rhs[0] not in outside
-    again = out[0] in outside if of_kernel else lhs[0] != 0
-    for *axes, step, hole in zip(
-            lhs[2:], rhs[2:], out[2:], p["window_strides"],
-            p["lhs_dilation"], strict=True):
+    last = len(lhs) - 1
+    of_kernel = lhs[1] == rhs[1] == 0
+    plain = lhs[0] == 0 and rhs[:2] in ((0, 1), (last, last - 1), (0, last))
+    for *axes, hole in zip(lhs[2:], rhs[2:], out[2:], p["lhs_dilation"],
+                           strict=True):
         x, w, y = (a.shape[axis] for a, axis in zip(
             (*ins, *outs), axes, strict=True))
-        if again:  # of a gradient: a kernel is hardly the largest
+        if of_kernel and out[0] in (0, last):  # of the gradient of an input
             macs *= math.prod(sorted((x, w, y))[:2])
-        elif of_input:
-            macs *= w * (x if step == 1 else y)
+        elif of_kernel:
+            macs *= y * w if hole == 1 else x * min(w, y)
+        elif plain:
+            macs *= w * (y if hole == 1 else x)
         else:
-            kernel, result = (y, w) if of_kernel else (w, y)
-            macs *= kernel * (result if hole == 1 else x)
+            macs *= w * min(x, y)
     return _macs(macs, *ins, *outs)
 
 

@@ -229,8 +229,9 @@ def _run(fn: Any, args: tuple, kwargs: dict, wrt: Any,
                 out, [torch.ones_like(y) for y in out], inputs=wanted)
         rules.check_selected(
             wrt, wanted, any(x.grad is not None for x in wanted))
-    # Of those that are tied by their memory, one counts.
-    places = {(x.untyped_storage()._cdata, x.storage_offset(), x.shape): x
+    # Of those that lie in the same memory in the same way, one counts.
+    places = {(x.untyped_storage()._cdata, x.storage_offset(), x.shape,
+               x.stride()) if x.layout is _STRIDED else id(x): x
               for x in owned or (wanted if wrt == "params" else [])}
     return sum(x.numel() for x in places.values()) if places else None
 
