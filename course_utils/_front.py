@@ -93,6 +93,14 @@ def outside(fn: FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
     return around, names
 
 
+def uncompiled(fn: Any) -> Any:
+    """The function or module that torch.compile wrapped; else ``fn``."""
+    inner = getattr(fn, "_torchdynamo_orig_callable", None)
+    if inner is not None and getattr(fn, "__wrapped__", inner) is inner:
+        return inner  # functools.wraps gives a wrapper of it that name, too
+    return getattr(fn, "_orig_mod", fn)
+
+
 def name_of(fn: Any) -> str:
     inner = fn.func if isinstance(fn, functools.partial) else fn
     return getattr(inner, "__name__", type(inner).__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from course_utils import host
-from course_utils._front import front_end
+from course_utils._front import front_end, uncompiled
 from course_utils._whole import whole
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def compilation(fn: Callable, args: tuple, *others: tuple) -> Compilation:
                             f"this is a {type(given).__name__}: put it in "
                             "one, as (x,).")
     torch = sys.modules.get("torch")
-    for inner in "_orig_mod", "_torchdynamo_orig_callable":
-        fn = getattr(fn, inner, fn)  # what torch.compile was given
+    fn = uncompiled(fn)
     if torch and front_end(fn, args) == "torch":
         found = _with_torch(torch, fn, args, others)
     else:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from course_utils._front import front_end, outside
+from course_utils._front import front_end, outside, uncompiled
 
 torch = pytest.importorskip("torch")
 
@@ -119,3 +119,15 @@ def plainly(x):
 def test_a_name_in_the_code_does_not_outweigh_numpy(fn):
     assert front_end(fn, (np.ones(3),)) == "JAX"
     assert front_end(fn, (torch.ones(3),)) == "torch"
+
+
+def test_what_wraps_a_compiled_function_is_not_taken_for_it():
+    layer, shift = Layer(), lambda n: n + 1
+    assert uncompiled(torch.compile(layer)) is layer
+    assert uncompiled(compiled := torch.compile(shift)) is shift
+
+    @functools.wraps(compiled)
+    def twice(n):
+        return compiled(compiled(n))
+
+    assert uncompiled(twice) is twice and uncompiled(shift) is shift

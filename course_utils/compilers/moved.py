@@ -119,7 +119,6 @@ def _library(node: Any, origins: list[Any]) -> Kernel | None:
         # It is done in place, in a copy that another kernel has made.
         packet = getattr(torch.ops.aten, op_name(op) + "_", None)
         op = getattr(packet, op._overloadname, op)
-        out = None if op is not origin.target else out
     kernel = launched(op, args, kwargs, out)
     if kernel and getattr(node.get_device(), "type", "") == "cuda":
         who = next((who for names, who in _WHO.items()

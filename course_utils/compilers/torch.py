@@ -29,6 +29,7 @@ from unittest import mock
 import cloudpickle
 
 from course_utils import host
+from course_utils._front import uncompiled
 from course_utils.compilers import cache, worker
 from course_utils.compilers.rung import (
     Compiled,
@@ -93,11 +94,11 @@ def compile(fn: Callable, args: tuple, target: str,
             ) -> Compiled:
     """Every representation of ``fn`` for ``target``, and its kernels.
 
-    Of tensors in ``args`` only shape, strides and dtype matter, of what torch
-    is set to the default dtype and autocast. Rungs: python
-    and bytecode (where there are), fx, guards, aten, inductor, then assembly
-    (cpu) or ptx and sass, where something was generated; without a C++
-    compiler the last says why not. With ``wrt`` (argument numbers, "params"
+    Of tensors in ``args`` only shape, strides and dtype matter; of torch's
+    settings only the default dtype and autocast do. Rungs: python and bytecode
+    (where there are), fx, guards, aten, inductor, then assembly (cpu) or ptx
+    and sass, where something was generated; without a C++ compiler the last
+    says why not. With ``wrt`` (argument numbers, "params"
     or "all") it is a training step: joint, forward, backward,
     inductor-forward and inductor-backward stand for aten and inductor, the
     kernels' names begin with "forward/" or "backward/", and of ``memory``'s
@@ -109,7 +110,7 @@ def compile(fn: Callable, args: tuple, target: str,
     if target not in TARGETS:
         raise ValueError(f"target={target!r} is not one Inductor compiles for "
                          f"here; it takes {', '.join(TARGETS)}.")
-    fn = _plain(fn)
+    fn = uncompiled(fn)
     made = _called("climb", fn, args, target, fresh, wrt)
     missing = lacking(target)
     last = (absent("assembly", missing),) if missing and any(
@@ -171,7 +172,8 @@ def _breaks(fn: Callable, args: tuple) -> list[dict[str, Any]]:
                                         converted),
               mock.patch.object(InstructionTranslatorBase, "log_graph_break",
                                 cut)):
-            torch.compile(_plain(fn), backend="eager", dynamic=False)(*args)
+            torch.compile(uncompiled(fn), backend="eager",
+                          dynamic=False)(*args)
     except ValueError as error:
         if not found or "meta tensor" not in str(error):  # it has no values
             raise
@@ -224,7 +226,7 @@ def eager(fn: Callable, args: tuple) -> tuple[Kernel, ...]:
 
     Nothing is computed: arguments as for ``compile``. Views launch nothing.
     """
-    return _called("launches", _plain(fn), args, "cpu", False)
+    return _called("launches", uncompiled(fn), args, "cpu", False)
 
 
 def _called(job: str, fn: Any, args: tuple, target: str, fresh: bool,
@@ -270,14 +272,6 @@ def _known() -> Iterator[None]:
             "A torch that this course knows", "the inside of torch "
             f"{host.version('torch')} is another ({error})",
             "Run: pip install 'torch>=2.9,<=2.13.0'") from None
-
-
-def _plain(fn: Any) -> Any:
-    """The function or module that torch.compile wrapped; else ``fn``."""
-    inner = getattr(fn, "_torchdynamo_orig_callable", None)
-    if inner is not None and getattr(fn, "__wrapped__", inner) is inner:
-        return inner  # functools.wraps gives a wrapper of it that name, too
-    return getattr(fn, "_orig_mod", fn)
 
 
 # How a function travels: by value, since the worker knows no cell and may
@@ -329,7 +323,7 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(value, torch.Tensor):
             return _tensor, _layout(value)
         if isinstance(value, types.FunctionType | torch.nn.Module) and (
-                plain := _plain(value)) is not value:  # compiled: Dynamo
+                plain := uncompiled(value)) is not value:  # compiled: Dynamo
             return _same, (plain,)  # would see through it all the same
         if type(value).__module__.startswith("triton.runtime."):
             raise ValueError("it calls a Triton kernel, which is compiled by "

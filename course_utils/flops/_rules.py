@@ -391,9 +391,8 @@ JAX = _COMMON | _table({
         _put(2, True),
     "transpose convert_element_type concatenate pad rev split tile iota copy "
     "stack unstack real imag conj complex reduce_precision random_bits "
-    "random_wrap "
-    "random_unwrap random_seed random_split random_fold_in threefry2x32 "
-    "rng_bit_generator lu_pivots_to_permutation": move})
+    "random_wrap random_unwrap random_seed random_split random_fold_in "
+    "threefry2x32 rng_bit_generator lu_pivots_to_permutation": move})
 TORCH = _COMMON | _table({
     "clamp_min clamp_max fmax fmin": _each("elementwise"),
     "lerp": _each("elementwise", 3), "addcmul addcdiv": _each(
