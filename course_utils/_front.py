@@ -95,10 +95,11 @@ def outside(fn: FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def uncompiled(fn: Any) -> Any:
     """The function or module that torch.compile wrapped; else ``fn``."""
-    inner = getattr(fn, "_torchdynamo_orig_callable", None)
-    if inner is not None and getattr(fn, "__wrapped__", inner) is inner:
-        return inner  # functools.wraps gives a wrapper of it that name, too
-    return getattr(fn, "_orig_mod", fn)
+    if hasattr(fn, "_orig_mod"):  # which has its forward's attributes, too
+        return fn._orig_mod
+    inner = getattr(fn, "_torchdynamo_orig_callable", fn)
+    # functools.wraps gives a wrapper of it that name, too.
+    return inner if getattr(fn, "__wrapped__", inner) is inner else fn
 
 
 def name_of(fn: Any) -> str:
